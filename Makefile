@@ -1,0 +1,56 @@
+# Targets explain themselves: `make help`.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.PHONY: help demo test test-models lint types format clean
+
+PYTHON_BIN := .venv/bin/python
+CODE := api compiler runtime templates
+# One process a core; PYTEST_ARGS comes last, so `make test PYTEST_ARGS='-n 0 -k matmul'` works.
+PYTEST := EGGPU_REQUIRE_DEVICE=1 $(PYTHON_BIN) -m pytest -n auto --dist worksteal
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## set everything up, then train a small GPT on this machine's GPU or CPU
+	@scripts/setup-venv.sh train
+	@scripts/setup-driver.sh
+	@.venv/bin/eggpu train gpt
+
+test: ## set everything up, then run the whole suite but the tests marked `models`
+	@scripts/setup-venv.sh dev
+	@scripts/setup-driver.sh
+	@$(PYTEST) $(PYTEST_ARGS)
+
+test-models: ## add torch and transformers, then run the tests marked `models`
+	@scripts/setup-venv.sh dev,models
+	@scripts/setup-driver.sh
+	@$(PYTEST) -m models $(PYTEST_ARGS) || { status=$$?; [ $$status -eq 5 ] || exit $$status; \
+		echo "no test is marked models yet"; }
+
+# Type checkers and import-linter do not see editable installs: they get a copy, .lint/eggpu.
+INSTALL_COPY = rm -rf .lint && $(PYTHON_BIN) -m pip --quiet --disable-pip-version-check install \
+	--no-deps --no-build-isolation --no-compile --target .lint .
+
+lint: ## check style, formatting and who imports whom
+	@scripts/setup-venv.sh dev
+	@$(PYTHON_BIN) -m ruff check .
+	@$(PYTHON_BIN) -m ruff format --check .
+	@$(INSTALL_COPY)
+	@PYTHONPATH=.lint .venv/bin/lint-imports
+
+types: ## check types with pyright: strict in compiler/, basic elsewhere
+	@scripts/setup-venv.sh dev
+	@$(INSTALL_COPY)
+	@.venv/bin/pyright | sed -E 's#$(CURDIR)/\.lint/eggpu/(compiler|runtime|templates)/#\1/#; \
+		s#$(CURDIR)/\.lint/eggpu/#api/#'
+
+format: ## format the code and mend what can be mended by itself
+	@scripts/setup-venv.sh dev
+	@$(PYTHON_BIN) -m ruff check --fix .
+	@$(PYTHON_BIN) -m ruff format .
+
+clean: ## remove .venv, caches and build leftovers
+	@rm -rf .venv .lint build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
+		.import_linter_cache .coverage .coverage.* htmlcov
+	@find $(CODE) tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
