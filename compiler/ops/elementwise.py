@@ -1,0 +1,189 @@
+"""Elementwise ops: one scalar expression each.
+
+A declaration gives the WGSL, the NumPy meaning and the gradient; all else follows. In the WGSL, {0} {1} ... are the
+operands, {T} the operand type (`f32` or `vec4<f32>`), {v} is "4" in vector code and "" otherwise, {s} is {v} with the
+dtype's letter (`f`, `f4`, `i4` ...: an overloaded helper has one definition a type). Library functions named
+`eg_*` live in templates/lib.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import ShapeMismatch, TypeMismatch
+from ..ir import Kind, Node, Op, make
+from ..types import DTYPES, DType, Type, bool_
+from .leaf import literal
+from .move import broadcast
+
+Vjp = Callable[..., Sequence[Node | None]]
+
+
+@dataclass(frozen=True, eq=False)
+class Elementwise(Op):
+    """An op whose result element is a function of the operands' elements at the same place."""
+
+    label: str
+    arity: int
+    wgsl: str | dict[str, str]  # by dtype kind of the last operand where it differs
+    numpy: Callable[..., np.ndarray]
+    gradient: Vjp | None
+    takes: str  # dtype kinds of the operands
+    result: str  # "same" or a dtype's name
+    cost: int  # scalar operations
+    kind = Kind.ELEMENTWISE
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    def attributes(self) -> dict:
+        return {}
+
+    def infer(self, *xs: Type) -> Type:
+        if len(xs) != self.arity:
+            raise TypeMismatch(f"{self.label} takes {self.arity} operands, got {len(xs)}")
+        head, rest = (xs[0], xs[1:]) if self.label == "select" else (None, xs)
+        if head is not None and head.dtype is not bool_:
+            raise TypeMismatch(f"{self.label} needs a bool condition, got {head}")
+        if any(x.shape != xs[0].shape for x in xs):
+            raise ShapeMismatch(f"{self.label} needs equal shapes, got {_and(xs)}")
+        if any(x.dtype != rest[0].dtype for x in rest) or rest[0].dtype.kind not in self.takes:
+            kinds = {"f": "float", "i": "i32", "u": "u32", "b": "bool"}
+            need = " or ".join(kinds[k] for k in self.takes)
+            raise TypeMismatch(f"{self.label} needs operands of one dtype ({need}), got {_and(rest)}")
+        return Type(xs[0].shape, rest[0].dtype if self.result == "same" else DTYPES[self.result])
+
+    def evaluate(self, *xs: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            out = np.asarray(self.numpy(*xs))
+        want = xs[-1].dtype if self.result == "same" else DTYPES[self.result].numpy
+        return out.astype(want, copy=False)
+
+    def vjp(self, cotangent: Node, result: Node, *xs: Node) -> Sequence[Node | None]:
+        return self.gradient(cotangent, result, *xs) if self.gradient else [None] * len(xs)
+
+    def flops(self, result: Type, *xs: Type) -> int:
+        return self.cost * result.size
+
+
+@dataclass(frozen=True)
+class Cast(Op):
+    """The value as another dtype: floats truncate towards zero to integers, anything non-zero is true."""
+
+    to: str
+    name = "cast"
+    kind = Kind.ELEMENTWISE
+
+    @property
+    def wgsl(self) -> str:
+        return f"cast<{self.to}>({{0}})"  # the code generator knows both types
+
+    def infer(self, x: Type) -> Type:
+        return Type(x.shape, DTYPES[self.to])
+
+    def evaluate(self, x: np.ndarray) -> np.ndarray:
+        if x.dtype.kind == "f" and self.to in ("i32", "u32"):
+            info = np.iinfo(DTYPES[self.to].numpy)
+            return np.clip(np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0), info.min, info.max).astype(info.dtype)
+        to = DTYPES[self.to]
+        if to.kind == "f" and x.dtype == np.float64:
+            return x  # the oracle runs in double precision
+        return x.astype(to.numpy)
+
+    def vjp(self, cotangent: Node, result: Node, x: Node) -> list[Node | None]:
+        floats = x.dtype.kind == "f" and result.dtype.kind == "f"
+        return [cast(cotangent, x.dtype) if floats else None]
+
+    def flops(self, result: Type, x: Type) -> int:
+        return result.size
+
+
+ELEMENTWISE: dict[str, Elementwise] = {}
+
+
+def _op(label: str, wgsl: str | dict[str, str], numpy: Callable[..., np.ndarray], gradient: Vjp | None = None, *,
+        arity: int = 1, takes: str = "f", result: str = "same", cost: int = 1) -> Callable[..., Node]:  # fmt: skip
+    op = ELEMENTWISE[label] = Elementwise(label, arity, wgsl, numpy, gradient, takes, result, cost)
+
+    def build(*xs: Node) -> Node:
+        return make(op, *xs)
+
+    build.__name__ = build.__qualname__ = label
+    return build
+
+
+def cast(x: Node, to: DType) -> Node:
+    """x as dtype `to`."""
+    return x if x.dtype is to else make(Cast(to.name), x)
+
+
+def _zero(x: Node) -> Node:
+    return _like(x, 0.0)
+
+
+def _like(x: Node, value: float) -> Node:
+    return broadcast(literal(value, x.dtype), x.shape)
+
+
+def _and(xs: Sequence[Type]) -> str:
+    return " and ".join(map(repr, xs))
+
+
+def _where(c: Node, a: Node, b: Node | float) -> Node:
+    return select(c, a, b if isinstance(b, Node) else _like(a, b))
+
+
+# fmt: off
+# arithmetic; integers wrap
+add = _op("add", "{0} + {1}", np.add, lambda ct, y, a, b: (ct, ct), arity=2, takes="fiu")
+sub = _op("sub", "{0} - {1}", np.subtract, lambda ct, y, a, b: (ct, -ct), arity=2, takes="fiu")
+mul = _op("mul", "{0} * {1}", np.multiply, lambda ct, y, a, b: (ct * b, ct * a), arity=2, takes="fiu")
+div = _op("div", "{0} / {1}", np.divide, lambda ct, y, a, b: (ct / b, -(ct * y) / b), arity=2, cost=4)
+neg = _op("neg", {"f": "-{0}", "i": "-{0}", "u": "{T}(0u) - {0}"}, np.negative, lambda ct, y, x: (-ct,), takes="fiu")
+maximum = _op("maximum", "eg_max{s}({0}, {1})", np.maximum, lambda ct, y, a, b: _extreme(ct, gt(a, b), lt(a, b)), arity=2, takes="fiu", cost=2)
+minimum = _op("minimum", "eg_min{s}({0}, {1})", np.minimum, lambda ct, y, a, b: _extreme(ct, lt(a, b), gt(a, b)), arity=2, takes="fiu", cost=2)
+abs_ = _op("abs", "abs({0})", np.abs, lambda ct, y, x: (ct * sign(x),), takes="fi")
+sign = _op("sign", {"f": "eg_sign{v}({0})", "i": "sign({0})"}, np.sign, lambda ct, y, x: (None,), takes="fi")
+floor = _op("floor", "floor({0})", np.floor, lambda ct, y, x: (None,))
+ceil = _op("ceil", "ceil({0})", np.ceil, lambda ct, y, x: (None,))
+round_ = _op("round", "round({0})", np.round, lambda ct, y, x: (None,))
+# exponentials
+exp = _op("exp", "eg_exp{v}({0})", np.exp, lambda ct, y, x: (ct * y,), cost=12)
+log = _op("log", "eg_log{v}({0})", np.log, lambda ct, y, x: (ct / x,), cost=14)
+sqrt = _op("sqrt", "sqrt({0})", np.sqrt, lambda ct, y, x: (ct * 0.5 / y,), cost=4)
+rsqrt = _op("rsqrt", "eg_rsqrt{v}({0})", lambda x: 1 / np.sqrt(x), lambda ct, y, x: (ct * -0.5 * y / x,), cost=5)
+tanh = _op("tanh", "eg_tanh{v}({0})", np.tanh, lambda ct, y, x: (ct * (1.0 - y * y),), cost=16)
+sin = _op("sin", "eg_sin{v}({0})", np.sin, lambda ct, y, x: (ct * cos(x),), cost=14)
+cos = _op("cos", "eg_cos{v}({0})", np.cos, lambda ct, y, x: (ct * -sin(x),), cost=14)
+# comparison and logic; equality of bools is logic
+eq = _op("eq", "{0} == {1}", np.equal, arity=2, takes="fiub", result="bool")
+ne = _op("ne", {"f": "eg_ne{v}({0}, {1})", "i": "{0} != {1}", "u": "{0} != {1}", "b": "{0} != {1}"}, np.not_equal, arity=2, takes="fiub", result="bool")
+lt = _op("lt", "{0} < {1}", np.less, arity=2, takes="fiu", result="bool")
+le = _op("le", "{0} <= {1}", np.less_equal, arity=2, takes="fiu", result="bool")
+gt = _op("gt", "{0} > {1}", np.greater, arity=2, takes="fiu", result="bool")
+ge = _op("ge", "{0} >= {1}", np.greater_equal, arity=2, takes="fiu", result="bool")
+and_ = _op("and", "{0} & {1}", np.bitwise_and, arity=2, takes="iub")
+or_ = _op("or", "{0} | {1}", np.bitwise_or, arity=2, takes="iub")
+xor = _op("xor", {"i": "{0} ^ {1}", "u": "{0} ^ {1}", "b": "{0} != {1}"}, np.bitwise_xor, arity=2, takes="iub")
+not_ = _op("not", {"i": "~{0}", "u": "~{0}", "b": "!{0}"}, np.invert, takes="iub")
+isnan = _op("isnan", "eg_isnan{v}({0})", np.isnan, result="bool", cost=2)
+# select(condition, when_true, when_false): the branch not taken never poisons the value or the gradient
+select = _op("select", "select({2}, {1}, {0})", np.where, lambda ct, y, c, a, b: (None, _where(c, ct, 0.0), _where(c, _zero(ct), ct)), arity=3, takes="fiub")
+stop_gradient = _op("stop_gradient", "{0}", lambda x: x, takes="fiub", cost=0)
+# fmt: on
+
+
+def _extreme(ct: Node, first: Node, second: Node) -> tuple[Node, Node]:
+    # ties share evenly
+    half = ct * 0.5
+    return select(first, ct, select(second, _zero(ct), half)), select(second, ct, select(first, _zero(ct), half))
+
+
+def nan_like(x: Node) -> Node:
+    """NaN in x's shape and dtype."""
+    return _like(x, math.nan)

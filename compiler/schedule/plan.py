@@ -1,0 +1,93 @@
+"""What the runtime executes: frozen data that can be saved, compared and run without the compiler.
+
+A `Plan` lists buffers, kernels in order, and which buffers are the inputs and outputs of a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["input", "output", "scratch", "constant"]
+Access = Literal["read", "read_write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One value in memory during a call.
+
+    `nbytes` is the bound size: at least 4, a multiple of 4. `place` says where it lies:
+    ("input", i)            the i-th argument's own buffer (also an output written over a donated input)
+    ("output", j)           a buffer allocated for the j-th result of each call
+    ("arena", block, offset) a range of a scratch block that lives as long as the loaded plan
+    ("constant", k)         the plan's k-th constant, uploaded once
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # f32, f16, i32, u32 or bool; bool is stored as u32 0 or 1
+    nbytes: int
+    role: Role
+    place: tuple[str, int] | tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A kernel's binding number is its position in `Kernel.bindings` (group 0)."""
+
+    buffer: int  # index into Plan.buffers
+    access: Access
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One dispatch: `wgsl` has the entry point `main`; `grid` is a number of workgroups."""
+
+    name: str  # after the ops it runs, e.g. "dot_add_gelu"
+    template: str  # "contract.wgsl.j2"
+    wgsl: str
+    bindings: tuple[Binding, ...]
+    grid: tuple[int, int, int]
+    workgroup: tuple[int, int, int]
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    predicted_ns: float  # by the cost model
+    computes: str  # one line in the IR's notation
+    source: tuple[str, ...] = ()  # the user's lines ("model.py:31") that it computes
+    trusted: bool = False  # indices proved in bounds: run without bounds checks on gpu targets
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An array that the plan carries: little-endian bytes as stored on the device."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A program for one target. `inputs[i]` and `outputs[j]` are indices into `buffers`.
+
+    Several outputs may name one buffer, and an output may name an input's buffer (passed through,
+    or written over because it was donated: then `i` is in `donated`).
+    """
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    kernels: tuple[Kernel, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    donated: tuple[int, ...]  # argument positions whose buffers the call overwrites or frees
+    constants: tuple[Constant, ...]
+    arena: tuple[int, ...]  # bytes of each scratch block
+    scratch_bytes: int  # what the scratch buffers would take without reuse
+    features: tuple[str, ...]  # device features the kernels need, e.g. "subgroup"
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes on the device during a call: arguments, results, constants and the arena."""
+        placed = {b.place: b.nbytes for b in self.buffers if b.place[0] != "arena"}
+        return sum(placed.values()) + sum(self.arena)
