@@ -28,22 +28,22 @@ test-models: ## add torch and transformers, then run the tests marked `models`
 	@$(PYTEST) -m models $(PYTEST_ARGS) || { status=$$?; [ $$status -eq 5 ] || exit $$status; \
 		echo "no test is marked models yet"; }
 
-# Type checkers and import-linter do not see editable installs: they get a copy, .lint/eggpu.
-INSTALL_COPY = rm -rf .lint && $(PYTHON_BIN) -m pip --quiet --disable-pip-version-check install \
-	--no-deps --no-build-isolation --no-compile --target .lint .
+# Type checkers and import-linter do not see editable installs: they get a copy, build/lint/eggpu.
+INSTALL_COPY = rm -rf build/lint && $(PYTHON_BIN) -m pip --quiet --disable-pip-version-check install \
+	--no-deps --no-build-isolation --no-compile --target build/lint .
 
 lint: ## check style, formatting and who imports whom
 	@scripts/setup-venv.sh dev
 	@$(PYTHON_BIN) -m ruff check .
 	@$(PYTHON_BIN) -m ruff format --check .
 	@$(INSTALL_COPY)
-	@PYTHONPATH=.lint .venv/bin/lint-imports
+	@PYTHONPATH=build/lint .venv/bin/lint-imports
 
-types: ## check types with pyright: strict in compiler/, basic elsewhere
+types: ## check types with pyright
 	@scripts/setup-venv.sh dev
 	@$(INSTALL_COPY)
-	@.venv/bin/pyright | sed -E 's#$(CURDIR)/\.lint/eggpu/(compiler|runtime|templates)/#\1/#; \
-		s#$(CURDIR)/\.lint/eggpu/#api/#'
+	@.venv/bin/pyright | sed -E -e 's#$(CURDIR)/build/lint/eggpu/(compiler|runtime|templates)/#\1/#' \
+		-e 's#$(CURDIR)/build/lint/eggpu/#api/#'
 
 format: ## format the code and mend what can be mended by itself
 	@scripts/setup-venv.sh dev
@@ -51,6 +51,6 @@ format: ## format the code and mend what can be mended by itself
 	@$(PYTHON_BIN) -m ruff format .
 
 clean: ## remove .venv, caches and build leftovers
-	@rm -rf .venv .lint build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
+	@rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
 		.import_linter_cache .coverage .coverage.* htmlcov
 	@find $(CODE) tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
