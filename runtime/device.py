@@ -1,0 +1,260 @@
+"""An open device: its target, memory, pipelines, counters, and the one way to submit work to it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import wgpu
+
+from ..compiler.schedule.target import Target
+from . import buffers, native
+from .adapter import FEATURES, Adapter, choose, make_target
+from .buffers import DeviceBuffer, Pool
+from .errors import DeviceError
+from .pipelines import Pipelines
+
+if TYPE_CHECKING:
+    from .executor import Executable
+
+_IN_FLIGHT = 16  # submissions that may be under way before the next one waits
+_PROBED = 128  # invocations of the probe, at least the largest subgroup
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a device has been asked to do so far."""
+
+    submits: int = 0
+    dispatches: int = 0
+    uploads: int = 0
+    upload_bytes: int = 0
+    downloads: int = 0
+    download_bytes: int = 0
+    buffers_created: int = 0
+    pipelines_compiled: int = 0
+    bind_groups_created: int = 0
+
+    def copy(self) -> Counters:
+        """The counts of this moment."""
+        return replace(self)
+
+
+class Device:
+    """A device opened by `open_device`. Methods may be called from several threads.
+
+    `lock` is held around every submission and mapping, since submitting a mapped buffer ends the
+    process. `debug` keeps bounds checks in all kernels.
+    """
+
+    def __init__(self, adapter: Adapter, gpu: Any, debug: bool = False) -> None:
+        self.adapter = adapter
+        self.gpu = gpu
+        self.debug = debug
+        self.lock = threading.RLock()
+        self.counters = Counters()
+        self.lost = ""  # why the device cannot be used any more
+        self.queued = 0  # bytes of queued writes that the next submission carries
+        self._executables: weakref.WeakSet[Executable] = weakref.WeakSet()
+        self._in_flight: deque[int] = deque()
+        self._staging: dict[int, list[Any]] = {}
+        self.target: Target = make_target(adapter, gpu, 0)
+        cpu = self.target.kind == "cpu"
+        self.mappable = cpu and "mappable-primary-buffers" in self.target.features
+        self.pool = Pool(self, _host_memory() * 9 // 10 if cpu else None)
+        self.pipelines = Pipelines(self)
+        self.target = make_target(adapter, gpu, _probe_subgroup(self))
+
+    def __repr__(self) -> str:
+        return f"Device({self.target.name}, {self.target.backend})"
+
+    def alloc(self, nbytes: int) -> DeviceBuffer:
+        """A buffer of `nbytes`, rounded up to whole words, with undefined contents."""
+        size = max(4, -(-nbytes // 4) * 4)
+        with self.lock:
+            return DeviceBuffer(self, self.pool.acquire(size), size)
+
+    def upload(self, array: np.ndarray) -> DeviceBuffer:
+        """A buffer with the values of a float32, float16, int32, uint32 or bool array."""
+        return self._upload(buffers.stored(np.asarray(array)))
+
+    def upload_bytes(self, data: bytes | bytearray | memoryview) -> DeviceBuffer:
+        """A buffer with these bytes, zeros after them up to whole words."""
+        return self._upload(buffers.padded(np.frombuffer(data, np.uint8)))
+
+    def _upload(self, data: np.ndarray) -> DeviceBuffer:
+        self.check()
+        with self.lock:
+            buffer = self.alloc(data.nbytes)
+            buffers.write(self, buffer.storage, data)
+        return buffer
+
+    def download(self, buffer: DeviceBuffer, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """The array of that shape and dtype (f32, f16, i32, u32, bool) at the start of a buffer."""
+        self.check()
+        if buffer.device is not self:
+            raise DeviceError(f"download needs a buffer of {self}, got one of {buffer.device}")
+        if dtype not in buffers.DTYPES:
+            raise TypeError(f"download needs one of {', '.join(buffers.DTYPES)}, got {dtype}")
+        count = int(np.prod(shape, dtype=np.int64))
+        needed = -(-count * np.dtype(buffers.DTYPES[dtype]).itemsize // 4) * 4
+        if needed > buffer.nbytes:
+            raise ValueError(
+                f"{dtype}{list(shape)} needs {needed} bytes, the buffer has {buffer.nbytes}"
+            )
+        if count == 0:
+            return np.empty(shape, bool if dtype == "bool" else buffers.DTYPES[dtype])
+        return buffers.decoded(buffers.read(self, buffer, needed), shape, dtype)
+
+    def submit(self, command_buffers: Sequence[Any]) -> None:
+        """Submits, and waits for old submissions when too many are under way. Needs the lock."""
+        index = native.submit(self.gpu, command_buffers)
+        self.queued = 0
+        self.counters.submits += 1
+        self._in_flight.append(index)
+        if len(self._in_flight) > _IN_FLIGHT:
+            native.poll(self.gpu, wait=True, index=self._in_flight.popleft())
+
+    def flush(self) -> None:
+        """Submits queued writes, if there are any. Needs the lock."""
+        if self.queued:
+            self.submit([self.gpu.create_command_encoder().finish()])
+
+    def synchronize(self) -> None:
+        """Waits until the device has finished all work."""
+        self.check()
+        with self.lock:
+            self.flush()
+            self._in_flight.clear()
+        native.poll(self.gpu, wait=True)
+
+    def check(self) -> None:
+        """Raises when the device cannot be used any more."""
+        if self.lost:
+            raise DeviceError(f"{self.target.name}: {self.lost}")
+
+    def trim(self) -> None:
+        """Drops memory that no buffer uses."""
+        with self.lock:
+            self.pool.trim()
+            self._staging.clear()
+
+    def forget(self, serials: set[int]) -> None:
+        """Drops bind groups that hold on to memory which is being dropped."""
+        for executable in list(self._executables):
+            executable.forget(serials)
+
+    def register(self, executable: Executable) -> None:
+        """Notes a loaded plan, so that `forget` reaches it."""
+        self._executables.add(executable)
+
+    def take_staging(self, size: int) -> Any:
+        """Memory to copy results through where device memory cannot be mapped."""
+        with self.lock:
+            kept = self._staging.get(size)
+            if kept:
+                return kept.pop()
+        usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+        return self.gpu.create_buffer(size=size, usage=usage)
+
+    def give_staging(self, staging: Any) -> None:
+        """Keeps one piece of each size for the next copy."""
+        with self.lock:
+            self._staging[staging.size] = [staging]
+
+
+_devices: dict[tuple[str, str, str], Device] = {}
+_choices: dict[tuple[str | None, str | None], Device] = {}
+_opening = threading.Lock()
+
+
+def open_device(name: str | None = None, backend: str | None = None) -> Device:
+    """The best device, or the one with that index in `adapters()` or that part of a name.
+
+    OpenGL is used only for backend "gl". Each device is opened once. Raises DeviceError when there
+    is none, with the command that installs a driver.
+    """
+    with _opening:
+        if (name, backend) not in _choices:
+            adapter, raw = choose(name, backend)
+            key = (adapter.name, adapter.backend, str(adapter.index))
+            if key not in _devices:
+                features = [f for f in FEATURES if f in raw.features]
+                gpu = raw.request_device_sync(required_features=features)
+                _devices[key] = Device(adapter, gpu)
+            _choices[name, backend] = _devices[key]
+        device = _choices[name, backend]
+    device.check()
+    return device
+
+
+def synchronize(device: Device) -> None:
+    """Waits until the device has finished all work."""
+    device.synchronize()
+
+
+def _lose_after_fork() -> None:
+    for device in _devices.values():
+        device.lost = "opened before a fork; a forked process must open its own (use spawn)"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lose_after_fork)
+
+
+def _host_memory() -> int:
+    """Bytes that this process may use: of the machine, or of its control group if that is less."""
+    found = [1 << 62]
+    if hasattr(os, "sysconf"):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    group = Path("/sys/fs/cgroup/memory.max")
+    if group.exists():
+        text = group.read_text().strip()
+        if text.isdecimal():
+            found.append(int(text))
+    return min(found)
+
+
+_PROBE = """
+@group(0) @binding(0) var<storage, read_write> out: array<u32>;
+@compute @workgroup_size(128)
+fn main(
+  @builtin(local_invocation_index) i: u32,
+  @builtin(subgroup_size) size: u32,
+  @builtin(subgroup_invocation_id) lane: u32,
+) {
+  out[i] = size;
+  out[128u + i] = lane;
+  out[256u + i] = subgroupShuffle(i, 1u);
+  out[384u + i] = subgroupShuffleXor(i, 1u);
+}
+"""
+
+
+def _probe_subgroup(device: Device) -> int:
+    """The subgroup size that a kernel sees, 0 unless lanes are consecutive and shuffles are right.
+
+    What adapters report is not the size in use (lavapipe: 4 to 128 for 8).
+    """
+    if "subgroup" not in device.gpu.features:
+        return 0
+    bound = [device.alloc(16 * _PROBED)]
+    device.pipelines.run_once(_PROBE, "probe_subgroup", bound)
+    size, lane, first, swapped = device.download(bound[0], (4, _PROBED), "u32")
+    n = int(size[0])
+    i = np.arange(_PROBED)
+    good = (
+        2 <= n <= _PROBED
+        and (size == n).all()
+        and (lane == i % n).all()
+        and (first == i // n * n + 1).all()
+        and (swapped == i ^ 1).all()
+    )
+    return n if good else 0

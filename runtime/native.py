@@ -1,0 +1,167 @@
+"""The untyped edge to wgpu-native: adapters, submission, polling, mapping and raw encoding.
+
+Recording a dispatch through the raw functions costs a quarter of what the wrappers cost. Everything
+that can fail (begin, end, finish, submit, create, map) goes through the checked library `libf`, which
+turns the library's errors into Python exceptions in the calling thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import wgpu
+from wgpu.backends.wgpu_native import _api, _helpers, extras, ffi, lib
+
+libf: Any = _api.libf
+MAP_READ, MAP_WRITE = 1, 2
+
+# One recorded dispatch: pipeline and bind group handles, then the number of workgroups.
+Step = tuple[Any, Any, int, int, int]
+
+
+@contextmanager
+def _quiet_wayland() -> Iterator[None]:
+    """Keeps libwayland, which Mesa asks for surfaces, from printing when there is no session."""
+    if "XDG_RUNTIME_DIR" in os.environ or os.name != "posix":
+        yield
+        return
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+    try:
+        yield
+    finally:
+        os.environ.pop("XDG_RUNTIME_DIR", None)
+
+
+def enumerate_adapters(opengl: bool = False) -> list[Any]:
+    """Vulkan, Metal and DX12 adapters, or the OpenGL ones; starting OpenGL is slow and mostly in vain."""
+    with _quiet_wayland():
+        if opengl:
+            return _opengl_adapters()
+        if _helpers._the_instance is None:
+            extras.set_instance_extras(backends=("Vulkan", "Metal", "DX12"))
+        found = wgpu.gpu.enumerate_adapters_sync()
+    return [a for a in found if not a.info["backend_type"].startswith("OpenGL")]
+
+
+def _opengl_adapters() -> list[Any]:
+    extra = ffi.new("WGPUInstanceExtras *")
+    extra.chain.sType = lib.WGPUSType_InstanceExtras
+    extra.backends = lib.WGPUInstanceBackend_GL
+    descriptor = ffi.new("WGPUInstanceDescriptor *")
+    descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", extra)
+    instance = lib.wgpuCreateInstance(descriptor)
+    count = libf.wgpuInstanceEnumerateAdapters(instance, ffi.NULL, ffi.NULL)
+    handles = ffi.new("WGPUAdapter[]", count)
+    libf.wgpuInstanceEnumerateAdapters(instance, ffi.NULL, handles)
+    gpu: Any = wgpu.gpu
+    return [gpu._create_adapter(handle) for handle in handles]
+
+
+def handle(wrapped: Any) -> Any:
+    """The library's pointer; valid while the Python object lives."""
+    return wrapped._internal
+
+
+def submit(gpu: Any, command_buffers: Sequence[Any]) -> int:
+    """Submits command buffers, each of which may be submitted only once; returns the submission's index."""
+    handles = ffi.new("WGPUCommandBuffer[]", [c._internal for c in command_buffers])
+    return libf.wgpuQueueSubmitForIndex(gpu.queue._internal, len(command_buffers), handles)
+
+
+def poll(gpu: Any, wait: bool, index: int | None = None) -> None:
+    """Runs callbacks; waits for all work, or for one submission. Releases the interpreter lock."""
+    which = ffi.NULL if index is None else ffi.new("WGPUSubmissionIndex *", index)
+    lib.wgpuDevicePoll(gpu._internal, wait, which)
+
+
+def timestamp_period(gpu: Any) -> float:
+    """Nanoseconds of one tick of a timestamp."""
+    return lib.wgpuQueueGetTimestampPeriod(gpu.queue._internal)
+
+
+def write_buffer(gpu: Any, buffer: Any, offset: int, data: np.ndarray) -> None:
+    """Queues a copy of contiguous bytes, which takes place before the next submission."""
+    source = ffi.from_buffer("uint8_t[]", data)
+    libf.wgpuQueueWriteBuffer(gpu.queue._internal, buffer._internal, offset, source, data.nbytes)
+
+
+_statuses: dict[int, int] = {}
+_tickets = itertools.count(1)
+
+
+@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")
+def _on_mapped(status: int, _message: Any, ticket: Any, _unused: Any) -> None:
+    _statuses[int(ffi.cast("uintptr_t", ticket))] = status
+
+
+@contextmanager
+def mapped(gpu: Any, buffer: Any, mode: int, nbytes: int, wait: bool = True) -> Iterator[np.ndarray | None]:
+    """The buffer's first bytes in host memory. With `wait=False`, None when the device still uses it.
+
+    No submission may happen inside: one that uses a mapped buffer ends the process. The caller holds
+    the device's lock, and no view outlives the block.
+    """
+    ticket = next(_tickets)
+    info = ffi.new("WGPUBufferMapCallbackInfo *")
+    info.mode = lib.WGPUCallbackMode_AllowProcessEvents
+    info.callback = _on_mapped
+    info.userdata1 = ffi.cast("void *", ticket)
+    libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, info[0])
+    lib.wgpuDevicePoll(gpu._internal, wait, ffi.NULL)
+    while wait and ticket not in _statuses:
+        lib.wgpuDevicePoll(gpu._internal, True, ffi.NULL)
+    status = _statuses.pop(ticket, None)
+    if status not in (None, lib.WGPUMapAsyncStatus_Success):
+        raise RuntimeError(f"could not map a buffer of {nbytes} bytes: status {status}")
+    try:
+        if status is None:
+            yield None
+        else:
+            pointer = libf.wgpuBufferGetMappedRange(buffer._internal, 0, nbytes)
+            yield np.frombuffer(ffi.buffer(pointer, nbytes), np.uint8)
+    finally:
+        libf.wgpuBufferUnmap(buffer._internal)  # also cancels a mapping that is still pending
+        if status is None:
+            lib.wgpuDevicePoll(gpu._internal, False, ffi.NULL)  # delivers the cancellation
+            _statuses.pop(ticket, None)
+
+
+def trusted_module(gpu: Any, code: str, label: str) -> Any:
+    """A shader module without bounds checks and loop bounds."""
+    text, name = code.encode(), label.encode()
+    source = ffi.new("WGPUShaderSourceWGSL *")
+    source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
+    source.code.data = text_data = ffi.new("char[]", text)
+    source.code.length = len(text)
+    descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+    descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
+    descriptor.label.data = name_data = ffi.new("char[]", name)
+    descriptor.label.length = len(name)
+    module = libf.wgpuDeviceCreateShaderModuleTrusted(gpu._internal, descriptor, 0)
+    del text_data, name_data  # held until here: the descriptor only points at them
+    return _api.GPUShaderModule(label, module, gpu)
+
+
+def record(compute_pass: Any, steps: Sequence[Step]) -> None:
+    """Records dispatches. Errors in them are deferred to the encoder's finish()."""
+    set_pipeline = lib.wgpuComputePassEncoderSetPipeline
+    set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
+    dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+    to, null, current = compute_pass._internal, ffi.NULL, None
+    for pipeline, group, x, y, z in steps:
+        if pipeline is not current:
+            set_pipeline(to, pipeline)
+            current = pipeline
+        set_bind_group(to, 0, group, 0, null)
+        dispatch(to, x, y, z)
+
+
+def write_timestamp(compute_pass: Any, query_set: Any, index: int) -> None:
+    """Writes a timestamp between two dispatches of a pass."""
+    lib.wgpuComputePassEncoderWriteTimestamp(compute_pass._internal, query_set._internal, index)

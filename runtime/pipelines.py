@@ -1,0 +1,171 @@
+"""Shader modules and compute pipelines, built on several threads and kept by WGSL text and binding access."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import wgpu
+
+from ..compiler.schedule.plan import Access, Kernel
+from . import native
+from .errors import KernelError
+
+if TYPE_CHECKING:
+    from .buffers import DeviceBuffer
+    from .device import Device
+
+Accesses = tuple[Access, ...]
+Key = tuple[str, Accesses, bool]  # WGSL, access of each binding, runs without checks
+
+_AROUND = 3  # source lines shown on each side of an error
+_DUMMY_BYTES = 1 << 16
+_LAYOUTS = {"read": "read-only-storage", "read_write": "storage"}
+
+
+class Pipelines:
+    """The compiled kernels of one device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pipelines: dict[Key, Any] = {}
+        self._layouts: dict[Accesses, tuple[Any, Any]] = {}
+        self._dummies: dict[Accesses, Any] = {}
+
+    def get(self, kernels: Sequence[Kernel]) -> list[Any]:
+        """The pipeline of each kernel. On a CPU the driver starts to translate new ones at once.
+
+        Raises KernelError with the source around the error when WGSL does not compile.
+        """
+        keys = [self._key(kernel) for kernel in kernels]
+        missing = {k: kernel for k, kernel in zip(keys, kernels) if k not in self._pipelines}
+        if missing:
+            self._build(missing)
+            if self._device.target.kind == "cpu":
+                self._translate(list(missing))
+        return [self._pipelines[key] for key in keys]
+
+    def layout(self, accesses: Accesses) -> Any:
+        """The bind-group layout of storage buffers with these accesses."""
+        return self._layout_pair(accesses)[0]
+
+    def bind(self, accesses: Accesses, ranges: Sequence[tuple[Any, int, int]]) -> Any:
+        """A bind group of (wgpu buffer, offset, bytes)."""
+        self._device.counters.bind_groups_created += 1
+        return self._device.gpu.create_bind_group(
+            layout=self.layout(accesses),
+            entries=[
+                {"binding": i, "resource": {"buffer": buffer, "offset": offset, "size": nbytes}}
+                for i, (buffer, offset, nbytes) in enumerate(ranges)
+            ],
+        )
+
+    def run_once(self, wgsl: str, name: str, buffers: Sequence[DeviceBuffer]) -> None:
+        """Compiles a kernel and runs one workgroup of it on read-write buffers."""
+        accesses: Accesses = ("read_write",) * len(buffers)
+        pipeline = self._compile(wgsl, accesses, False, name)
+        group = self.bind(accesses, [(b.storage.gpu, 0, b.nbytes) for b in buffers])
+        encoder = self._device.gpu.create_command_encoder()
+        compute_pass = encoder.begin_compute_pass()
+        native.record(compute_pass, [(native.handle(pipeline), native.handle(group), 1, 1, 1)])
+        compute_pass.end()
+        with self._device.lock:
+            self._device.submit([encoder.finish()])
+
+    def _key(self, kernel: Kernel) -> Key:
+        device = self._device
+        unchecked = kernel.trusted and device.target.kind == "gpu" and not device.debug
+        return kernel.wgsl, tuple(b.access for b in kernel.bindings), unchecked
+
+    def _build(self, missing: dict[Key, Kernel]) -> None:
+        for accesses in {accesses for _, accesses, _ in missing}:
+            self._layout_pair(accesses)
+        workers = min(len(missing), os.cpu_count() or 1, 16)
+        with ThreadPoolExecutor(workers, thread_name_prefix="eggpu-compile") as threads:
+            built = threads.map(
+                lambda item: self._compile(*item[0], f"{item[1].name} ({item[1].template})"),
+                missing.items(),
+            )
+            self._pipelines.update(zip(missing, built))
+
+    def _compile(self, wgsl: str, accesses: Accesses, unchecked: bool, name: str) -> Any:
+        gpu = self._device.gpu
+        try:
+            if unchecked:
+                module = native.trusted_module(gpu, wgsl, name)
+            else:
+                module = gpu.create_shader_module(code=wgsl, label=name)
+            pipeline = gpu.create_compute_pipeline(
+                label=name,
+                layout=self._layout_pair(accesses)[1],
+                compute={"module": module, "entry_point": "main"},
+            )
+        except wgpu.GPUError as error:
+            raise KernelError(explain(name, wgsl, str(error))) from error
+        with self._device.lock:
+            self._device.counters.pipelines_compiled += 1
+        return pipeline
+
+    def _layout_pair(self, accesses: Accesses) -> tuple[Any, Any]:
+        with self._device.lock:
+            if accesses not in self._layouts:
+                gpu = self._device.gpu
+                entries = [
+                    {
+                        "binding": i,
+                        "visibility": wgpu.ShaderStage.COMPUTE,
+                        "buffer": {"type": _LAYOUTS[access]},
+                    }
+                    for i, access in enumerate(accesses)
+                ]
+                group = gpu.create_bind_group_layout(entries=entries)
+                whole = gpu.create_pipeline_layout(bind_group_layouts=[group])
+                self._layouts[accesses] = group, whole
+            return self._layouts[accesses]
+
+    def _translate(self, keys: Sequence[Key]) -> None:
+        """Makes lavapipe translate kernels to machine code now, not when they first run.
+
+        It does so when it meets a dispatch, even one of no workgroups, while Python goes on.
+        """
+        recorded = []
+        for key in keys:
+            group = self._dummy_group(key[1])
+            encoder = self._device.gpu.create_command_encoder()
+            compute_pass = encoder.begin_compute_pass()
+            step = native.handle(self._pipelines[key]), native.handle(group), 0, 1, 1
+            native.record(compute_pass, [step])
+            compute_pass.end()
+            try:
+                recorded.append(encoder.finish())
+            except wgpu.GPUError:  # wants a larger binding: it is translated when it first runs
+                continue
+        with self._device.lock:
+            self._device.submit(recorded)
+
+    def _dummy_group(self, accesses: Accesses) -> Any:
+        if accesses not in self._dummies:
+            memory = {kind: self._device.alloc(_DUMMY_BYTES) for kind in set(accesses)}
+            ranges = [(memory[access].storage.gpu, 0, _DUMMY_BYTES) for access in accesses]
+            self._dummies[accesses] = self.bind(accesses, ranges)
+        return self._dummies[accesses]
+
+
+def explain(name: str, wgsl: str, message: str) -> str:
+    """The compiler's message with the kernel's name and numbered source lines around the first place."""
+    causes = message.partition("Caused by:")[2] or message
+    text = "\n".join(line for line in causes.strip().splitlines() if line.strip())
+    place = re.search(r"wgsl:(\d+):", message)
+    if place is None:
+        return f"kernel {name} does not compile\n{text}"
+    at = int(place[1])
+    lines = wgsl.splitlines()
+    first = max(1, at - _AROUND)
+    shown = "\n".join(
+        f"{'>' if number == at else ' '} {number:4} | {lines[number - 1]}"
+        for number in range(first, min(len(lines), at + _AROUND) + 1)
+    )
+    return f"kernel {name} does not compile\n{text}\n{shown}"
