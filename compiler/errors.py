@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
+from types import FrameType
+
 
 class EggpuError(Exception):
     """The base of every error that eggpu raises on purpose."""
 
 
-class TypeMismatch(EggpuError, TypeError):
+class _AtUserLine(EggpuError):
+    """An error that ends with the line of user code that caused it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message + _where())
+
+
+class TypeMismatch(_AtUserLine, TypeError):
     """An op got operands of shapes or dtypes that it cannot take."""
 
 
@@ -15,7 +26,7 @@ class ShapeMismatch(TypeMismatch, ValueError):
     """An op got operands whose shapes do not fit."""
 
 
-class TraceError(EggpuError):
+class TraceError(_AtUserLine):
     """Traced code did what only concrete values allow, such as branching on an array."""
 
 
@@ -25,3 +36,20 @@ class IRError(EggpuError):
 
 class CompileError(EggpuError):
     """A program that a target cannot run, or a compiler pass that found no legal way."""
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame outside eggpu."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "eggpu":
+        frame = frame.f_back
+    return frame
+
+
+def _where() -> str:
+    frame = user_frame()
+    if frame is None:
+        return ""
+    path, number = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(path, number).strip()
+    return f"\n  at {frame.f_code.co_name}, {path.rsplit('/', 1)[-1]}:{number}" + (f": {text}" if text else "")

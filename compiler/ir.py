@@ -6,7 +6,6 @@ the gradient. `Graph` names inputs and outputs. Passes are pure: a graph in, a g
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import IRError
+from .errors import IRError, user_frame
 from .index import Index
 from .types import TupleType, Type
 
@@ -164,13 +163,8 @@ def make(op: Op, *operands: Node) -> Node:
 
 def user_line() -> str:
     """`file.py:17` of the innermost frame outside eggpu, or an empty string."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith("eggpu"):
-            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    frame = user_frame()
+    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame else ""
 
 
 class recording:

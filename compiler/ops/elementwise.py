@@ -174,6 +174,7 @@ not_ = _op("not", {"i": "~{0}", "u": "~{0}", "b": "!{0}"}, np.invert, takes="iub
 isnan = _op("isnan", "eg_isnan{v}({0})", np.isnan, result="bool", cost=2)
 # select(condition, when_true, when_false): the branch not taken never poisons the value or the gradient
 select = _op("select", "select({2}, {1}, {0})", np.where, lambda ct, y, c, a, b: (None, _where(c, ct, 0.0), _where(c, _zero(ct), ct)), arity=3, takes="fiub")
+identity = _op("identity", "{0}", lambda x: x, lambda ct, y, x: (ct,), takes="fiub", cost=0)
 stop_gradient = _op("stop_gradient", "{0}", lambda x: x, takes="fiub", cost=0)
 # fmt: on
 

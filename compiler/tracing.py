@@ -1,0 +1,263 @@
+"""Arrays as users see them, and `trace`: running a plain function on symbolic arrays to get its graph.
+
+An `Array` is a value that is known (NumPy or device memory) or an expression over known values and trace inputs.
+Outside of a trace an expression over known values is computed by NumPy when its value is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from . import pytree
+from .errors import TraceError, TypeMismatch
+from .ir import Graph, Kind, Node, at_line, rebuild, recording, topological
+from .ops import constant, input_node
+from .types import DTYPES, DType, Type, dtype
+
+
+class Storage(Protocol):
+    """A value kept somewhere else, such as on a device."""
+
+    @property
+    def type(self) -> Type: ...
+
+    def numpy(self) -> np.ndarray: ...
+
+
+class Array:
+    """An n-dimensional array with NumPy's operators. Methods and operators are attached by `eggpu.compiler.library`."""
+
+    __slots__ = ("_node", "_value", "storage")
+    __eggpu_array__ = True
+    __array_priority__ = 1000
+    __array_ufunc__ = None  # NumPy arrays on the left defer to our operators
+
+    def __init__(self, node: Node | None = None, storage: Storage | None = None, value: np.ndarray | None = None) -> None:
+        self._node = node
+        self._value = value
+        self.storage = storage
+
+    @property
+    def node(self) -> Node:
+        """The expression; a known value becomes a constant of it."""
+        if self._node is None:
+            value = self.numpy()
+            self._node = constant(value, dtype(value.dtype))
+        return self._node
+
+    @property
+    def type(self) -> Type:
+        if self.storage is not None:
+            return self.storage.type
+        if self._node is None:
+            assert self._value is not None
+            return Type(self._value.shape, dtype(self._value.dtype))
+        return self._node.type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.rank
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+    def numpy(self) -> np.ndarray:
+        """The value as a NumPy array; TraceError for a symbolic array."""
+        if self._value is None:
+            self._value = self.storage.numpy() if self.storage is not None else self._compute()
+        return self._value
+
+    def _compute(self) -> np.ndarray:
+        assert self._node is not None
+        if any(n.kind is Kind.INPUT for n in topological([self._node])):
+            raise TraceError(
+                f"the value of a traced {self.type} was asked for: inside a compiled function an array has no value yet. "
+                "Use eggpu.where instead of `if`, and keep NumPy calls, float(), int() and print outside"
+            )
+        from .reference import evaluate
+
+        return evaluate(Graph("value", (), (self._node,)), [])[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.numpy().astype(dtype, copy=False) if dtype is not None else self.numpy()
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __index__(self) -> int:
+        if self.dtype.kind == "f":
+            raise TypeError(f"an index must be an integer, got {self.type}")
+        return int(self.numpy())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __iter__(self):  # noqa: ANN204
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        return (self[i] for i in range(self.shape[0]))  # type: ignore[index]
+
+    def item(self) -> Any:
+        return self.numpy().item()
+
+    def tolist(self) -> Any:
+        return self.numpy().tolist()
+
+    def __repr__(self) -> str:
+        if self._value is None and self.storage is None and self._is_traced():
+            return f"Array({self.type}, traced)"
+        return f"Array({np.array2string(self.numpy(), threshold=20, separator=', ')}, {self.type})"
+
+    def _is_traced(self) -> bool:
+        return self._node is not None and any(n.kind is Kind.INPUT for n in topological([self._node]))
+
+    __hash__ = object.__hash__
+
+
+def array(value: Any, dtype: Any = None) -> Array:
+    """`value` (array, number, nested list) as an Array; 64-bit NumPy types become 32-bit ones."""
+    from .types import dtype as as_dtype
+
+    if isinstance(value, Array):
+        return value if dtype is None or value.dtype is as_dtype(dtype) else value.astype(dtype)  # type: ignore[attr-defined]
+    if isinstance(value, (list, tuple)) and any(isinstance(v, Array) for v in value):
+        from .library.shaping import stack
+
+        return stack([array(v, dtype) for v in value])
+    found = np.asarray(value)
+    if found.dtype == object or found.dtype.kind not in "fiub":
+        raise TypeMismatch(f"an array needs numbers, got {type(value).__name__} of dtype {found.dtype}")
+    wanted = as_dtype(dtype) if dtype is not None else as_dtype(found.dtype)
+    return Array(value=found.astype(wanted.numpy, copy=False))
+
+
+def leaf_type(leaf: Any) -> Type:
+    """The type of a leaf as an argument of a trace: Python numbers are f32, i32 or bool scalars."""
+    match leaf:
+        case Type():
+            return leaf
+        case Array():
+            return leaf.type
+        case bool():
+            return Type((), DTYPES["bool"])
+        case int():
+            return Type((), DTYPES["i32"])
+        case float():
+            return Type((), DTYPES["f32"])
+        case _:
+            return Type(tuple(leaf.shape), dtype(leaf.dtype))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced call: its graph, and how arguments and results are put together."""
+
+    graph: Graph
+    arguments: pytree.Structure
+    results: pytree.Structure
+
+
+def trace_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, *,
+               names: Sequence[str] | None = None, name: str | None = None) -> Traced:  # fmt: skip
+    """Run `function` on symbolic arrays of the arguments' types and take its graph.
+
+    `names` are the parameters' names, for the names of inputs; leaves may also be Types.
+    """
+    from .types import Type as TypeClass
+
+    kwargs = kwargs or {}
+    tree = (tuple(args), kwargs)
+    leaves, structure = _flatten_with_types(tree, TypeClass)
+    labels = _labels(structure, names)
+    sources: dict[Node, str] = {}
+    with recording(sources):
+        inputs = [input_node(i, label, leaf_type(v)) for i, (v, label) in enumerate(zip(leaves, labels, strict=True))]
+        call_args, call_kwargs = pytree.unflatten(structure, [Array(n) for n in inputs])
+        out = function(*call_args, **call_kwargs)
+        result_leaves, results = pytree.flatten(out)
+        outputs = strip_identities([array(v).node for v in result_leaves], sources)
+    out_names = tuple(n or "result" for n in pytree.paths(results))
+    label = name or getattr(function, "__name__", "program")
+    graph = Graph(label.replace("<", "").replace(">", ""), tuple(inputs), outputs, tuple(labels), out_names, (), sources)
+    return Traced(graph, structure, results)
+
+
+def strip_identities(outputs: Sequence[Node], sources: dict[Node, str]) -> tuple[Node, ...]:
+    """`outputs` without the identity ops that only autodiff needs (stop_gradient and marks of differentiated values)."""
+    new: dict[Node, Node] = {}
+    for node in topological(outputs):
+        operands = [new[o] for o in node.operands]
+        if getattr(node.op, "wgsl", "") == "{0}":
+            new[node] = operands[0]
+        else:
+            with at_line(sources.get(node, "")):
+                new[node] = rebuild(node, operands)
+    return tuple(new[o] for o in outputs)
+
+
+def _flatten_with_types(tree: Any, type_class: type) -> tuple[list[Any], pytree.Structure]:
+    def shaped(value: Any) -> Any:
+        if isinstance(value, type_class):
+            return Array(input_node(0, "type", value))
+        if isinstance(value, dict):
+            return {k: shaped(v) for k, v in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(shaped(v) for v in value)
+        return value
+
+    return pytree.flatten(shaped(tree))
+
+
+def _labels(structure: pytree.Structure, names: Sequence[str] | None) -> list[str]:
+    args, kwargs = structure.children
+    out: list[str] = []
+    for k, child in enumerate(args.children):
+        prefix = names[k] if names and k < len(names) else f"arg{k}"
+        out += pytree.paths(child, prefix)
+    out += pytree.paths(kwargs)
+    seen: dict[str, int] = {}
+    for i, label in enumerate(out):
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] > 1:
+            out[i] = f"{label}_{seen[label]}"
+    return out
+
+
+def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
+    """The graph of `function` for arguments of these types (arrays, numbers, pytrees, or Types such as parse_type("f32[8, 64]")).
+
+    >>> print(trace(lambda x: x + 1.0, parse_type("f32[8]")))
+    """
+    return trace_call(function, args, kwargs, names=parameter_names(function)).graph
+
+
+def parameter_names(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's positional parameters, or none when it has no signature."""
+    import inspect
+
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
