@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import wgpu
-from wgpu.backends.wgpu_native import _api, _helpers, extras, ffi, lib
+from wgpu.backends.wgpu_native import _api, _helpers, _mappings, extras, ffi, lib
 
 libf: Any = _api.libf
 MAP_READ, MAP_WRITE = 1, 2
@@ -52,7 +52,7 @@ def enumerate_adapters(opengl: bool = False) -> list[Any]:
 def _opengl_adapters() -> list[Any]:
     extra = ffi.new("WGPUInstanceExtras *")
     extra.chain.sType = lib.WGPUSType_InstanceExtras
-    extra.backends = lib.WGPUInstanceBackend_GL
+    extra.backends = _mappings.native_flags["InstanceBackend.GL"]
     descriptor = ffi.new("WGPUInstanceDescriptor *")
     descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", extra)
     instance = lib.wgpuCreateInstance(descriptor)

@@ -1,0 +1,752 @@
+"""The runtime on hand-written plans: values, memory, donation, counts of work, and errors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from eggpu.compiler.schedule.plan import Binding, Buffer, Constant, Kernel, Plan
+from eggpu.runtime import (
+    Device,
+    DeviceBuffer,
+    DeviceError,
+    DonatedError,
+    Executable,
+    KernelError,
+    adapters,
+    open_device,
+    synchronize,
+)
+from eggpu.runtime.buffers import bucket
+from eggpu.runtime.limits import element_pointer, nesting, workgroup_bytes
+
+STORED = {"f32": 4, "f16": 2, "i32": 4, "u32": 4, "bool": 4}
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    """No device fails the tests: nothing here skips."""
+    return open_device()
+
+
+def buffer(name, shape, place, dtype="f32"):
+    role = {"input": "input", "output": "output", "arena": "scratch"}.get(place[0], place[0])
+    nbytes = max(4, -(-int(np.prod(shape, dtype=int)) * STORED[dtype] // 4) * 4)
+    return Buffer(name, tuple(shape), dtype, nbytes, role, place)
+
+
+def kernel(expression, operands, result, n, dtypes=None, **changes):
+    """`out[i] = expression` over n elements, where v0, v1, ... are the operands at i.
+
+    Operands and result are (buffer index, access); an operand equal to the result is read in place.
+    """
+    bound = list(dict.fromkeys([*operands, result]))
+    dtypes = dtypes or ["f32"] * len(bound)
+    declared = "\n".join(
+        f"@group(0) @binding({i}) var<storage, {access}> b{i}: array<{dtype}>;"
+        for i, ((_, access), dtype) in enumerate(zip(bound, dtypes))
+    )
+    loads = "\n".join(f"  let v{i} = b{bound.index(o)}[i];" for i, o in enumerate(operands))
+    wgsl = (
+        f"{declared}\n@compute @workgroup_size(64)\n"
+        "fn main(@builtin(global_invocation_id) id: vec3<u32>) {\n"
+        f"  let i = id.x;\n  if (i >= {n}u) {{ return; }}\n{loads}\n"
+        f"  b{bound.index(result)}[i] = {expression};\n}}\n"
+    )
+    made = Kernel(
+        name="test",
+        template="test.wgsl",
+        wgsl=wgsl,
+        bindings=tuple(Binding(b, access) for b, access in bound),
+        grid=(-(-n // 64), 1, 1),
+        workgroup=(64, 1, 1),
+        flops=n,
+        bytes_read=4 * n,
+        bytes_written=4 * n,
+        predicted_ns=0.0,
+        computes=expression,
+    )
+    return replace(made, **changes)
+
+
+def plan(buffers, kernels, inputs, outputs, donated=(), constants=(), arena=(), features=()):
+    return Plan(
+        "plan",
+        tuple(buffers),
+        tuple(kernels),
+        tuple(inputs),
+        tuple(outputs),
+        tuple(donated),
+        tuple(constants),
+        tuple(arena),
+        0,
+        tuple(features),
+    )
+
+
+def double(n=1000, **changes):
+    """out = 2 x"""
+    buffers = [buffer("x", (n,), ("input", 0)), buffer("out", (n,), ("output", 0))]
+    made = kernel("v0 * 2.0", [(0, "read")], (1, "read_write"), n, **changes)
+    return plan(buffers, [made], [0], [1])
+
+
+def increment(n=1000):
+    """x = x + y, where x is donated."""
+    buffers = [buffer("x", (n,), ("input", 0)), buffer("y", (n,), ("input", 1))]
+    made = kernel("v0 + v1", [(0, "read_write"), (1, "read")], (0, "read_write"), n)
+    return plan(buffers, [made], [0, 1], [0], donated=[0])
+
+
+def chain(n=1000, length=2):
+    """x * 2 + 1 + 1 ..., through a scratch block that holds two values."""
+    step = -(-4 * n // 256) * 256
+    buffers = [
+        buffer("x", (n,), ("input", 0)),
+        buffer("t0", (n,), ("arena", 0, 0)),
+        buffer("t1", (n,), ("arena", 0, step)),
+        buffer("out", (n,), ("output", 0)),
+    ]
+    rw = "read_write"
+    kernels = [kernel("v0 * 2.0", [(0, "read")], (1, rw), n)]
+    for i in range(length - 2):
+        kernels.append(kernel("v0 + 1.0", [(1 + i % 2, rw)], (2 - i % 2, rw), n))
+    kernels.append(kernel("v0 + 1.0", [(1 + length % 2, rw)], (3, rw), n))
+    return plan(buffers, kernels, [0], [3], arena=[2 * step])
+
+
+def values(n, seed=0):
+    return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+
+
+def added(device: Device, before) -> dict[str, int]:
+    """What the counters gained."""
+    return {
+        f: getattr(device.counters, f) - getattr(before, f)
+        for f in before.__slots__
+        if getattr(device.counters, f) != getattr(before, f)
+    }
+
+
+# values
+
+
+@pytest.mark.parametrize("n", [1, 3, 64, 65, 1000, 100_003])
+def test_one_kernel(device, n):
+    x = values(n)
+    (out,) = Executable(double(n), device)([device.upload(x)])
+    np.testing.assert_array_equal(device.download(out, (n,), "f32"), 2 * x)
+
+
+@pytest.mark.parametrize("length", [2, 3, 10])
+def test_chain_through_the_arena(device, length):
+    x = values(1000)
+    exe = Executable(chain(1000, length), device)
+    for _ in range(2):
+        (out,) = exe([device.upload(x)])
+        got = device.download(out, (1000,), "f32")
+        np.testing.assert_allclose(got, 2 * x + (length - 1), rtol=1e-6, atol=1e-6)
+
+
+def test_a_call_of_more_dispatches_than_one_command_buffer_holds(device):
+    exe = Executable(chain(8, 4500), device)
+    before = device.counters.copy()
+    (out,) = exe([device.upload(np.zeros(8, np.float32))])
+    assert added(device, before)["dispatches"] == 4500
+    assert added(device, before)["submits"] == 2
+    np.testing.assert_array_equal(device.download(out, (8,), "f32"), np.full(8, 4499.0))
+
+
+def test_constants(device):
+    n, c = 300, values(300, seed=1)
+    buffers = [
+        buffer("x", (n,), ("input", 0)),
+        buffer("c", (n,), ("constant", 0)),
+        buffer("out", (n,), ("output", 0)),
+    ]
+    made = kernel("v0 * v1", [(0, "read"), (1, "read")], (2, "read_write"), n)
+    constants = [Constant((n,), "f32", c.tobytes())]
+    exe = Executable(plan(buffers, [made], [0], [2], constants=constants), device)
+    x = values(n)
+    (out,) = exe([device.upload(x)])
+    np.testing.assert_array_equal(device.download(out, (n,), "f32"), x * c)
+
+
+def test_results_that_the_plan_itself_keeps_are_copies(device):
+    """A caller may donate a result; that must not write into a constant or the scratch block."""
+    c = values(1000)
+    buffers = [
+        buffer("c", (1000,), ("constant", 0)),
+        buffer("x", (1000,), ("input", 0)),
+        buffer("t", (1000,), ("arena", 0, 0)),
+    ]
+    made = kernel("v0 * 2.0", [(1, "read")], (2, "read_write"), 1000)
+    constants = [Constant((1000,), "f32", c.tobytes())]
+    exe = Executable(plan(buffers, [made], [0], [0, 2], constants=constants, arena=[4096]), device)
+    exe_increment = Executable(increment(), device)
+    x = device.upload(c)
+    for _ in range(2):
+        kept, doubled = exe([x])
+        np.testing.assert_array_equal(device.download(kept, (1000,), "f32"), c)
+        np.testing.assert_array_equal(device.download(doubled, (1000,), "f32"), 2 * c)
+        exe_increment([kept, doubled])
+
+
+def test_kernels_without_workgroups_are_skipped(device):
+    exe = Executable(double(8, grid=(0, 1, 1)), device)
+    before = device.counters.copy()
+    exe([device.upload(values(8))])
+    assert "submits" not in added(device, before) or added(device, before)["submits"] == 0
+    assert "dispatches" not in added(device, before)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2)])
+def test_arrays_without_elements(device, shape):
+    exe = Executable(double(0, grid=(0, 1, 1)), device)
+    empty = device.upload(np.zeros(shape, np.float32))
+    assert empty.nbytes == 4
+    (out,) = exe([empty])
+    assert device.download(out, shape, "f32").shape == shape
+    assert device.download(device.upload(np.zeros(shape, bool)), shape, "bool").dtype == bool
+
+
+# copies between host and device
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 1023, 1025, 300_001])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "u32", "bool"])
+def test_upload_then_download(device, dtype, n):
+    numpy_dtype = {"f32": "f4", "f16": "f2", "i32": "i4", "u32": "u4", "bool": "?"}[dtype]
+    x = np.random.default_rng(n).integers(0, 2 if dtype == "bool" else 1000, n).astype(numpy_dtype)
+    stored = device.upload(x)
+    assert stored.nbytes == -(-n * STORED[dtype] // 4) * 4
+    got = device.download(stored, (n,), dtype)
+    assert got.dtype == x.dtype
+    np.testing.assert_array_equal(got, x)
+
+
+def test_bool_is_stored_as_words(device):
+    stored = device.upload(np.array([True, False, True]))
+    np.testing.assert_array_equal(device.download(stored, (3,), "u32"), [1, 0, 1])
+
+
+def test_upload_of_views_and_scalars(device):
+    x = values(120).reshape(10, 12)
+    for array in (x.T, x[::2, ::-1], x.astype(">f4"), np.float32(3.5), np.asfortranarray(x)):
+        got = device.download(device.upload(array), np.shape(array), "f32")
+        np.testing.assert_array_equal(got, array)
+
+
+def test_upload_of_bytes(device):
+    stored = device.upload_bytes(b"\x01\x02\x03\x04\x05")
+    np.testing.assert_array_equal(device.download(stored, (2,), "u32"), [0x04030201, 5])
+
+
+def test_download_of_a_part(device):
+    before = device.counters.copy()
+    stored = device.upload(np.arange(1000, dtype=np.float32))
+    np.testing.assert_array_equal(device.download(stored, (3,), "f32"), [0, 1, 2])
+    assert added(device, before)["download_bytes"] == 12
+    assert added(device, before)["upload_bytes"] == 4000
+
+
+def test_copies_in_many_pieces_through_staging_memory(device, monkeypatch):
+    """What devices do whose memory cannot be mapped."""
+    from eggpu.runtime import buffers
+
+    monkeypatch.setattr(buffers, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(device, "mappable", False)
+    x = values(10_001)
+    stored = device.upload(x)
+    np.testing.assert_array_equal(device.download(stored, (10_001,), "f32"), x)
+    assert device.download(stored, (1,), "f32") == x[0]
+
+
+def test_an_upload_does_not_disturb_a_call_that_still_runs(device):
+    """The memory of a dropped argument is handed out again while kernels read it."""
+    n = 1 << 20
+    exe = Executable(double(n), device)
+    results = []
+    for i in range(6):
+        results.append(exe([device.upload(np.full(n, float(i), np.float32))])[0])
+    for i, out in enumerate(results):
+        assert (device.download(out, (n,), "f32") == 2 * i).all()
+
+
+def test_small_queued_writes_land_in_order(device):
+    for n in (8, 2000):
+        exe = Executable(double(n), device)
+        for i in range(20):
+            first = device.upload(np.full(n, 1000.0 + i, np.float32))
+            del first
+            (out,) = exe([device.upload(np.full(n, float(i), np.float32))])
+            assert (device.download(out, (n,), "f32") == 2 * i).all()
+
+
+def test_download_needs_enough_bytes_and_a_known_dtype(device):
+    stored = device.upload(values(3))
+    with pytest.raises(ValueError, match=r"f32\[4\] needs 16 bytes, the buffer has 12"):
+        device.download(stored, (4,), "f32")
+    with pytest.raises(TypeError, match="needs one of f32, f16, i32, u32, bool, got f64"):
+        device.download(stored, (1,), "f64")
+    with pytest.raises(TypeError, match="needs float32.*got float64"):
+        device.upload(np.zeros(3))
+
+
+# donation and results
+
+
+def test_a_donated_argument_is_written_over(device):
+    exe = Executable(increment(), device)
+    x, y = values(1000), values(1000, seed=1)
+    state, step = device.upload(x), device.upload(y)
+    memory = state.storage
+    for _ in range(3):
+        old = state
+        (state,) = exe([state, step])
+        assert state.storage is memory
+        assert old.donated
+    np.testing.assert_allclose(device.download(state, (1000,), "f32"), x + y + y + y, rtol=1e-6)
+
+
+def test_a_donated_argument_is_gone(device):
+    exe = Executable(increment(), device)
+    state, step = device.upload(values(1000)), device.upload(values(1000))
+    exe([state, step])
+    message = "argument 0 of plan was donated to it and holds no value now; use the value"
+    with pytest.raises(DonatedError, match=message):
+        exe([state, step])
+    with pytest.raises(DonatedError, match=message):
+        device.download(state, (1000,), "f32")
+    assert "donated" in repr(state)
+
+
+def test_a_donated_argument_that_is_not_written_is_freed(device):
+    base = double()
+    exe = Executable(replace(base, donated=(0,)), device)
+    x = device.upload(values(1000))
+    serial = x.storage.serial
+    exe([x])
+    assert x.donated
+    assert serial in {device.alloc(4000).storage.serial for _ in range(1)} | {
+        s.serial for _, s in device.pool._buckets[bucket(4000)]
+    }
+
+
+def test_results_that_are_arguments_come_back_as_they_are(device):
+    buffers = [buffer("x", (1000,), ("input", 0)), buffer("out", (1000,), ("output", 0))]
+    made = kernel("v0 * 2.0", [(0, "read")], (1, "read_write"), 1000)
+    for donated in ((), (0,)):
+        exe = Executable(plan(buffers, [made], [0], [0, 1, 1], donated=donated), device)
+        x = device.upload(values(1000))
+        out = exe([x])
+        assert out[0] is x
+        assert not x.donated
+        assert out[1] is out[2]
+        np.testing.assert_array_equal(device.download(x, (1000,), "f32"), values(1000))
+
+
+def test_a_written_argument_cannot_be_another_one(device):
+    exe = Executable(increment(), device)
+    x = device.upload(values(1000))
+    with pytest.raises(ValueError, match="argument 0 of plan is written over.*argument 1"):
+        exe([x, x])
+    assert not x.donated
+
+
+def test_one_buffer_may_be_read_twice(device):
+    buffers = [buffer(n, (8,), ("input", i)) for i, n in enumerate("xy")]
+    buffers.append(buffer("out", (8,), ("output", 0)))
+    made = kernel("v0 + v1", [(0, "read"), (1, "read")], (2, "read_write"), 8)
+    x = device.upload(values(8))
+    (out,) = Executable(plan(buffers, [made], [0, 1], [2]), device)([x, x])
+    np.testing.assert_array_equal(device.download(out, (8,), "f32"), 2 * values(8))
+
+
+def test_a_plan_may_only_write_over_what_is_donated(device):
+    with pytest.raises(ValueError, match=r"writes over arguments \[0\], which are not donated"):
+        Executable(replace(increment(), donated=()), device)
+
+
+def test_arguments_must_fit(device):
+    exe = Executable(double(), device)
+    with pytest.raises(ValueError, match="plan needs 1 buffers, got 2"):
+        exe([device.upload(values(1000))] * 2)
+    with pytest.raises(
+        ValueError, match=r"argument 0 \(x\) of plan needs 4000 bytes for f32\[1000\], got 8"
+    ):
+        exe([device.upload(values(2))])
+    other = Device(device.adapter, device.gpu)
+    with pytest.raises(DeviceError, match="needs a buffer of"):
+        exe([other.upload(values(1000))])
+
+
+# counts
+
+
+def test_a_training_loop_settles(device):
+    """One submission a step; no new memory, bind groups or pipelines after the first steps."""
+    n = 500
+    buffers = [
+        buffer("state", (n,), ("input", 0)),
+        buffer("batch", (n,), ("input", 1)),
+        buffer("t", (n,), ("arena", 0, 0)),
+        buffer("loss", (n,), ("output", 1)),
+    ]
+    rw = "read_write"
+    kernels = [
+        kernel("v0 * v1", [(0, "read"), (1, "read")], (2, rw), n),
+        kernel("v0 + v1", [(0, rw), (2, rw)], (0, rw), n),
+        kernel("v0 - 1.0", [(2, rw)], (3, rw), n),
+    ]
+    exe = Executable(
+        plan(buffers, kernels, [0, 1], [0, 3], donated=[0], arena=[2048]), device
+    )
+    state = device.upload(values(n))
+
+    def run(steps):
+        nonlocal state
+        for i in range(steps):
+            batch = device.upload(values(n, seed=i))
+            state, loss = exe([state, batch])
+        return loss
+
+    run(5)
+    synchronize(device)
+    before = device.counters.copy()
+    run(20)
+    gained = added(device, before)
+    assert gained["submits"] == 20
+    assert gained["dispatches"] == 60
+    assert gained["upload_bytes"] == 20 * 4 * n
+    assert set(gained) == {"submits", "dispatches", "uploads", "upload_bytes"}
+
+
+def test_pipelines_are_compiled_once_a_device(device):
+    Executable(double(777), device)
+    before = device.counters.copy()
+    Executable(double(777), device)
+    Executable(replace(double(777), name="other"), device)
+    assert "pipelines_compiled" not in added(device, before)
+
+
+def test_a_plan_compiles_each_text_once(device):
+    before = device.counters.copy()
+    Executable(chain(321, 40), device)
+    assert added(device, before)["pipelines_compiled"] <= 4
+
+
+def test_memory_is_reused_and_can_be_dropped(device):
+    first = device.alloc(1 << 20)
+    serial = first.storage.serial
+    del first
+    before = device.counters.copy()
+    again = device.alloc((1 << 20) - 100)
+    assert again.storage.serial == serial
+    assert "buffers_created" not in added(device, before)
+    del again
+    device.trim()
+    assert device.pool.free == 0
+    assert device.alloc(1 << 20).storage.serial != serial
+
+
+def test_dropped_memory_leaves_the_bind_groups(device):
+    exe = Executable(double(3000), device)
+    exe([device.upload(values(3000))])
+    gc.collect()
+    device.trim()
+    assert exe._groups == {}
+    assert exe._recordings == {}
+    x = values(3000)
+    (out,) = exe([device.upload(x)])
+    np.testing.assert_array_equal(device.download(out, (3000,), "f32"), 2 * x)
+
+
+def test_buckets_waste_little():
+    for n in [*range(1, 5000), 10**6 + 1, 10**9 + 7]:
+        assert n <= bucket(n) <= max(256, n * 1.125 + 4)
+        assert bucket(n) % 4 == 0
+        assert bucket(bucket(n)) == bucket(n)
+
+
+def test_out_of_memory_is_an_error(device, monkeypatch):
+    monkeypatch.setattr(device.pool, "limit", device.pool.allocated + 1000)
+    with pytest.raises(DeviceError, match="out of memory: 1048576 bytes needed"):
+        device.alloc(1 << 20)
+    with pytest.raises(DeviceError, match="holds at most"):
+        device.alloc(device.target.max_buffer_bytes + 4)
+
+
+# limits and errors
+
+
+def test_wgsl_errors_show_the_kernel_and_the_lines(device):
+    broken = double(77)
+    wgsl = broken.kernels[0].wgsl.replace("v0 * 2.0", "v0 * nothing")
+    broken = replace(broken, kernels=(replace(broken.kernels[0], wgsl=wgsl),))
+    with pytest.raises(KernelError) as error:
+        Executable(broken, device)
+    text = str(error.value)
+    assert text.startswith("kernel test (test.wgsl) does not compile\n")
+    assert "no definition in scope for identifier: `nothing`" in text
+    assert ">    8 |   b1[i] = v0 * nothing;" in text
+    assert "     7 |   let v0 = b0[i];" in text
+    (out,) = Executable(double(77), device)([device.upload(values(77))])
+    assert device.download(out, (77,), "f32")[0] == 2 * values(77)[0]
+
+
+def test_bindings_that_do_not_fit_the_wgsl_are_an_error(device):
+    wrong = double(78)
+    bindings = (Binding(0, "read_write"), Binding(1, "read_write"))
+    made = replace(wrong.kernels[0], bindings=bindings)
+    with pytest.raises(KernelError, match="doesn't match the shader"):
+        Executable(replace(wrong, kernels=(made,), donated=(0,)), device)
+
+
+def changed(**changes):
+    base = double(512)
+    return replace(base, kernels=(replace(base.kernels[0], **changes),))
+
+
+def test_limits_are_checked_before_the_driver_sees_a_kernel(device):
+    target = device.target
+    before = device.counters.copy()
+    cases = [
+        (changed(workgroup=(target.max_invocations + 1, 1, 1)), "workgroup of 1 to"),
+        (changed(workgroup=(0, 1, 1)), "workgroup of 1 to"),
+        (changed(grid=(1, target.max_groups + 1, 1)), "workgroups in each dimension"),
+        (changed(bindings=()), "storage buffers"),
+        (changed(bindings=(Binding(0, "read"),) * (target.max_bindings + 1)), "storage buffers"),
+        (
+            changed(wgsl=f"var<workgroup> s: array<f32, {target.max_workgroup_bytes}>;"),
+            "bytes of workgroup memory",
+        ),
+        (changed(wgsl="fn main() { let y = f(&b0[1]); }"), "whole variables"),
+        (changed(wgsl="(" * 600 + ")" * 600), "at most 500 nested brackets"),
+    ]
+    for refused, message in cases:
+        with pytest.raises(KernelError, match=message):
+            Executable(refused, device)
+    assert added(device, before) == {}
+
+
+def test_placement_is_checked(device):
+    base = chain(64)
+    off = replace(base.buffers[1], place=("arena", 0, 4))
+    with pytest.raises(KernelError, match=r"multiples of \d+ on .*got 4 of t0"):
+        Executable(replace(base, buffers=(base.buffers[0], off, *base.buffers[2:])), device)
+    with pytest.raises(KernelError, match="a range inside block 0 of 64 bytes"):
+        Executable(replace(base, arena=(64,)), device)
+    odd = replace(base.buffers[0], nbytes=6)
+    with pytest.raises(ValueError, match="multiple of 4 bytes, at least 4, got 6"):
+        Executable(replace(base, buffers=(odd, *base.buffers[1:])), device)
+
+
+def test_features_are_checked(device):
+    with pytest.raises(DeviceError, match="plan plan needs the device features ray-query"):
+        Executable(replace(double(), features=("ray-query",)), device)
+
+
+def test_workgroup_memory_is_read_from_the_source():
+    source = """
+const TM = 64u;
+const TK : u32 = 16u;
+const PAD = TM + 1u;
+var<workgroup> a: array<f32, TK * PAD>;
+var<workgroup> b: array<vec4<f32>, 32>;
+var<workgroup> c: atomic<u32>;
+var<workgroup> d: array<array<f16, 4>, TM / 2>;
+var<workgroup> e: vec3f;
+"""
+    assert workgroup_bytes(source) == 4 * 16 * 65 + 16 * 32 + 4 + 2 * 4 * 32 + 16
+    assert workgroup_bytes("var<workgroup> s: Tile;") is None
+    assert workgroup_bytes("fn main() {}") == 0
+
+
+def test_dangerous_pointers_are_told_from_harmless_ones():
+    assert element_pointer("let y = f(&b0[1]);") is not None
+    assert element_pointer("g(x, &s.m)") is not None
+    for harmless in ("atomicAdd(&b0[i], 1u)", "f(&whole)", "f(a & b[i])", "(a && b[i])"):
+        assert element_pointer(harmless) is None
+    assert nesting("f((a[b]){c})") == 3
+
+
+def test_profile_measures_and_changes_nothing(device):
+    n = 1 << 18
+    state, step = device.upload(values(n)), device.upload(np.ones(n, np.float32))
+    exe = Executable(increment(n), device)
+    times = exe.profile([state, step])
+    assert len(times) == 1
+    assert 1_000 < times[0] < 1_000_000_000
+    np.testing.assert_array_equal(device.download(state, (n,), "f32"), values(n))
+    assert not state.donated
+    long = chain(64, 6)
+    skipped = replace(long.kernels[3], grid=(0, 1, 1))
+    long = replace(long, kernels=(*long.kernels[:3], skipped, *long.kernels[4:]))
+    times = Executable(long, device).profile([device.upload(values(64))])
+    assert len(times) == 6
+    assert times[3] == 0
+    assert min(times[:3] + times[4:]) > 0
+
+
+def test_profile_of_one_pass_a_kernel(device):
+    from eggpu.runtime import timing
+
+    exe = Executable(chain(1 << 16, 3), device)
+    memory, _ = exe._memory([device.upload(values(1 << 16))])
+    times = timing._pass_each(device, exe._recording(memory).steps)
+    assert len(times) == 3
+    assert all(1_000 < t < 1_000_000_000 for t in times)
+
+
+def test_trusted_modules_compile_and_compute(device, monkeypatch):
+    """Used on GPUs only; here the target is made to look like one."""
+    monkeypatch.setattr(device, "target", replace(device.target, kind="gpu"))
+    x = values(1234)
+    trusted = double(1234, trusted=True)
+    (out,) = Executable(trusted, device)([device.upload(x)])
+    np.testing.assert_array_equal(device.download(out, (1234,), "f32"), 2 * x)
+    broken = replace(trusted.kernels[0], wgsl="fn main( {")
+    with pytest.raises(KernelError, match="kernel test .* does not compile"):
+        Executable(replace(trusted, kernels=(broken,)), device)
+    monkeypatch.setattr(device, "debug", True)
+    before = device.counters.copy()
+    Executable(trusted, device)
+    assert added(device, before)["pipelines_compiled"] == 1
+
+
+# devices and threads
+
+
+def test_the_target_is_probed(device):
+    target = device.target
+    assert "OpenGL" not in target.backend
+    assert target.features == tuple(sorted(target.features))
+    assert (target.subgroup > 0) == ("subgroup" in target.features)
+    assert target.max_buffer_bytes % 4 == 0
+    if "llvmpipe" in target.name:
+        assert target.kind == "cpu"
+        assert target.subgroup == int(target.name.split(" bits")[0].split()[-1]) // 32
+        assert target.loop_limit in (0, 65535)
+
+
+def test_devices_are_chosen_by_name_or_index(device):
+    listed = adapters()
+    assert [a.index for a in listed] == list(range(len(listed)))
+    assert open_device("0") is device
+    assert open_device(listed[0].name[:6].upper()) is device
+    with pytest.raises(DeviceError, match="no device has the index or a name with 'nothing'"):
+        open_device("nothing")
+    with pytest.raises(DeviceError, match="backend needs vulkan, metal, dx12 or gl"):
+        open_device(backend="cuda")
+
+
+def run_python(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_without_an_adapter_the_error_says_what_to_install():
+    code, out, _ = run_python(
+        "from eggpu.runtime import DeviceError, open_device\n"
+        "try:\n    open_device()\nexcept DeviceError as error:\n    print(error)\n",
+        VK_DRIVER_FILES="/nonexistent",
+        VK_ICD_FILENAMES="/nonexistent",
+    )
+    assert code == 0
+    assert "no Vulkan, Metal or DX12 adapter was found" in out
+    assert "apt-get install mesa-vulkan-drivers" in out
+
+
+def test_an_adapter_of_opengl_alone_is_not_used_unasked(monkeypatch):
+    from eggpu.runtime import adapter, native
+
+    class OnlyOpenGL:
+        info = {  # noqa: RUF012
+            "device": "some GL",
+            "backend_type": "OpenGL",
+            "adapter_type": "Unknown",
+            "description": "",
+            "vendor": "",
+        }
+
+    found = {False: [], True: [OnlyOpenGL()]}
+    monkeypatch.setattr(native, "enumerate_adapters", lambda opengl=False: found[opengl])
+    with pytest.raises(DeviceError, match="OpenGL offers some GL, used only when backend is 'gl'"):
+        adapter.choose(None, None)
+    assert adapter.choose(None, "gl")[0].name == "some GL"
+    found[True] = []
+    with pytest.raises(DeviceError, match="mesa-vulkan-drivers"):
+        adapter.choose(None, "gl")
+
+
+def test_several_threads_share_a_device(device):
+    exe = Executable(chain(4096, 5), device)
+    failures: list[BaseException] = []
+
+    def work(seed):
+        try:
+            x = values(4096, seed)
+            for _ in range(30):
+                (out,) = exe([device.upload(x)])
+                np.testing.assert_allclose(
+                    device.download(out, (4096,), "f32"), 2 * x + 4, rtol=1e-6, atol=1e-6
+                )
+            Executable(double(5000 + seed), device)([device.upload(values(5000 + seed))])
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_is_told_to_open_its_own_device():
+    code, out, _ = run_python(
+        "import os, numpy as np\n"
+        "from eggpu.runtime import DeviceError, open_device\n"
+        "device = open_device()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n        device.upload(np.zeros(3, np.float32))\n"
+        "    except DeviceError as error:\n        print(error, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+    )
+    assert code == 0
+    assert "opened before a fork" in out
+
+
+def test_the_process_ends_cleanly_with_work_under_way():
+    code, _, err = run_python(
+        "import numpy as np\n"
+        "from eggpu.runtime import open_device\n"
+        "device = open_device()\n"
+        "kept = [device.upload(np.zeros(1 << 20, np.float32)) for _ in range(3)]\n"
+        "device.upload(np.zeros(3, np.float32))\n"
+    )
+    assert code == 0
+    assert "Traceback" not in err
+
+
+def test_buffers_describe_themselves(device):
+    made = device.upload(values(3))
+    assert isinstance(made, DeviceBuffer)
+    assert repr(made).startswith("DeviceBuffer(12 bytes, storage ")
