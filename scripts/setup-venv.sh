@@ -24,13 +24,17 @@ find_python() {
     return 1
 }
 
-# The path is part of it: an editable install points into the tree, so a moved copy needs a new one.
-wanted=$({ pwd; cat pyproject.toml setup.py "$0"; } | cksum)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && recent .venv/bin/python; then
+# Scripts and the editable install hold absolute paths: in a copied or moved tree they run the old one.
+usable_venv() {
+    [ "$(cat .venv/.tree 2>/dev/null)" = "$PWD" ] && recent .venv/bin/python
+}
+
+wanted=$(cat pyproject.toml setup.py scripts/setup-venv.sh | cksum)
+if usable_venv && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
 
-if ! recent .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+if ! usable_venv; then
     python=$(find_python)
     if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
         echo "$python cannot make virtual environments; on Debian: apt-get install python3-venv" >&2
@@ -38,6 +42,7 @@ if ! recent .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2
     fi
     echo "making .venv with $("$python" --version)"
     "$python" -m venv --clear .venv
+    echo "$PWD" >.venv/.tree
 fi
 
 echo "installing eggpu[$extras] into .venv"
