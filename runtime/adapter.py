@@ -24,9 +24,9 @@ FEATURES = (
     "timestamp-query-inside-passes",
 )
 INSTALL = (
-    "Install a driver: `apt-get install mesa-vulkan-drivers` on Debian or Ubuntu gives a CPU device "
-    "(lavapipe) and the drivers of AMD and Intel GPUs; NVIDIA's driver also needs "
-    "`apt-get install libvulkan1`. `vulkaninfo --summary` from vulkan-tools lists what is found."
+    "Install a driver: on Debian or Ubuntu `apt-get install mesa-vulkan-drivers` gives the drivers "
+    "of AMD and Intel GPUs and a device that runs on the CPU; NVIDIA's driver also needs "
+    "`apt-get install libvulkan1`. `vulkaninfo --summary` of vulkan-tools lists what is found."
 )
 Class = Literal["discrete", "integrated", "cpu", "other"]
 _CLASSES: dict[str, Class] = {
@@ -51,7 +51,8 @@ class Adapter:
     vendor: str
 
     def __str__(self) -> str:
-        return f"{self.index}: {self.name} ({self.kind}, {self.backend}, {self.driver or 'driver unknown'})"
+        driver = self.driver or "unknown driver"
+        return f"{self.index}: {self.name} ({self.kind}, {self.backend}, {driver})"
 
 
 def adapters(backend: str | None = None) -> list[Adapter]:
@@ -122,7 +123,7 @@ def _none_found(backend: str | None) -> str:
 
 
 def make_target(adapter: Adapter, gpu: Any, subgroup: int) -> Target:
-    """The compiler's view of an open device; `subgroup` is the probed size, 0 when there is none."""
+    """The compiler's view of an open device; `subgroup` is the probed size, 0 without shuffles."""
     limits = gpu.limits
     features = set(gpu.features) & set(FEATURES)
     if subgroup == 0:

@@ -1,4 +1,4 @@
-"""Device memory: buffers that hold one value each, the pool they come from, and copies to and from NumPy.
+"""Device memory: buffers that hold one value each, their pool, and copies to and from NumPy.
 
 Memory is never destroyed, only dropped: a destroyed buffer in a submission would end the process.
 """
@@ -39,7 +39,7 @@ class Storage:
 
 
 class DeviceBuffer:
-    """A value on the device: `nbytes` at the start of pooled memory, given back when it is dropped."""
+    """A value on the device: `nbytes` at the start of pooled memory, given back when dropped."""
 
     __slots__ = ("__weakref__", "_donated", "_storage", "device", "nbytes")
 
@@ -80,7 +80,7 @@ class DeviceBuffer:
 
 
 def bucket(nbytes: int) -> int:
-    """The size allocated for `nbytes`: 256, then eight sizes an octave, so at most 1/8 is wasted."""
+    """The size allocated for `nbytes`: 256, then eight sizes an octave: at most 1/8 is wasted."""
     if nbytes <= 256:
         return 256
     step = 1 << ((nbytes - 1).bit_length() - 4)
@@ -88,7 +88,7 @@ def bucket(nbytes: int) -> int:
 
 
 class Pool:
-    """Memory by size. What is freed is handed out again, lowest serial first, so that steady loops repeat."""
+    """Memory by size. Freed memory is handed out again, lowest serial first: so loops settle."""
 
     def __init__(self, device: Device, limit: int | None) -> None:
         self.returned: deque[Storage] = deque()  # freed, not yet sorted in
@@ -174,7 +174,7 @@ class Pool:
 
 
 def stored(array: np.ndarray) -> np.ndarray:
-    """The bytes of an array as a device stores them: little-endian, bool as u32, whole words, at least one."""
+    """An array's bytes as a device stores them: little-endian, bool as u32, in whole words."""
     name = array.dtype.name
     if name == "bool":
         array = array.astype("<u4")
@@ -221,6 +221,7 @@ def read(device: Device, buffer: DeviceBuffer, nbytes: int) -> np.ndarray:
         with device.lock:
             gpu = buffer.storage.gpu
             with native.mapped(device.gpu, gpu, native.MAP_READ, nbytes) as view:
+                assert view is not None
                 np.copyto(out, view)
                 del view
         return out
@@ -237,6 +238,7 @@ def read_staged(device: Device, gpu: Any, offset: int, out: np.ndarray) -> None:
     with device.lock:
         device.submit([encoder.finish()])
     with native.mapped(device.gpu, staging, native.MAP_READ, out.nbytes) as view:
+        assert view is not None
         np.copyto(out, view)
         del view
     device.give_staging(staging)

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,11 @@ class Counters:
     def copy(self) -> Counters:
         """The counts of this moment."""
         return replace(self)
+
+    def since(self, before: Counters) -> dict[str, int]:
+        """What each count has gained, without those that gained nothing."""
+        then = asdict(before)
+        return {name: now - then[name] for name, now in asdict(self).items() if now != then[name]}
 
 
 class Device:

@@ -1,4 +1,4 @@
-"""What the runtime raises: no usable device, a value used after it was donated, a kernel that cannot run."""
+"""What the runtime raises: no usable device, a value used after donation, an impossible kernel."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Executable:
     def profile(self, buffers: Sequence[DeviceBuffer], repeat: int = 5) -> list[int]:
         """The median nanoseconds of each kernel over some runs; the arguments keep their values."""
         with self.device.lock:
-            memory, made = self._memory(buffers)
+            memory, _ = self._memory(buffers)
             spare = self._spare(memory)
             memory.update({b: copy.storage for b, copy in spare.items()})
             recording = self._recording(memory)
@@ -205,7 +205,7 @@ class Executable:
         memory: dict[int, Storage],
         made: dict[int, DeviceBuffer],
     ) -> None:
-        """Records and submits the dispatches, then the copies of results that the plan itself keeps."""
+        """Records and submits the dispatches, then copies of results that the plan itself keeps."""
         steps = recording.steps
         if not steps and not self._copied:
             return

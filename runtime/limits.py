@@ -1,4 +1,4 @@
-"""Refuses kernels that a device cannot run, before wgpu sees them: some would hang or end the process."""
+"""Refuses kernels that a device cannot run before wgpu sees them: some would end the process."""
 
 from __future__ import annotations
 
@@ -130,9 +130,7 @@ def _check_source(kernel: Kernel, target: Target) -> None:
             kernel, "whole variables where pointers are passed to functions", f"`{pointer}`"
         )
     if nesting(kernel.wgsl) > MAX_NESTING:
-        raise _refuse(
-            kernel, f"at most {MAX_NESTING} nested brackets", str(nesting(kernel.wgsl))
-        )
+        raise _refuse(kernel, f"at most {MAX_NESTING} nested brackets", str(nesting(kernel.wgsl)))
 
 
 def nesting(wgsl: str) -> int:
@@ -148,7 +146,7 @@ def nesting(wgsl: str) -> int:
 
 
 def element_pointer(wgsl: str) -> str | None:
-    """A pointer to an element or member that is passed to a function, or None. Builtins may take one."""
+    """A pointer to an element or member passed to a function other than a builtin, if any."""
     for match in _ELEMENT.finditer(wgsl):
         if not _POINTER_BUILTIN.match(match[1]):
             return match[0]

@@ -1,7 +1,7 @@
 """The untyped edge to wgpu-native: adapters, submission, polling, mapping and raw encoding.
 
-Recording a dispatch through the raw functions costs a quarter of what the wrappers cost. Everything
-that can fail (begin, end, finish, submit, create, map) goes through the checked library `libf`, which
+Recording a dispatch through the raw functions costs a quarter of what the wrappers cost. All that
+can fail (begin, end, finish, submit, create, map) goes through the checked library `libf`, which
 turns the library's errors into Python exceptions in the calling thread.
 """
 
@@ -16,8 +16,12 @@ from typing import Any
 
 import numpy as np
 import wgpu
-from wgpu.backends.wgpu_native import _api, _helpers, _mappings, extras, ffi, lib
+from wgpu.backends.wgpu_native import _api, _helpers, _mappings, extras
+from wgpu.backends.wgpu_native import ffi as _ffi
+from wgpu.backends.wgpu_native import lib as _lib
 
+ffi: Any = _ffi
+lib: Any = _lib
 libf: Any = _api.libf
 MAP_READ, MAP_WRITE = 1, 2
 
@@ -39,7 +43,7 @@ def _quiet_wayland() -> Iterator[None]:
 
 
 def enumerate_adapters(opengl: bool = False) -> list[Any]:
-    """Vulkan, Metal and DX12 adapters, or the OpenGL ones; starting OpenGL is slow and mostly in vain."""
+    """Vulkan, Metal and DX12 adapters, or OpenGL's, which is slow to start and mostly in vain."""
     with _quiet_wayland():
         if opengl:
             return _opengl_adapters()
@@ -69,7 +73,7 @@ def handle(wrapped: Any) -> Any:
 
 
 def submit(gpu: Any, command_buffers: Sequence[Any]) -> int:
-    """Submits command buffers, each of which may be submitted only once; returns the submission's index."""
+    """Submits command buffers, each only ever once; returns the index of the submission."""
     handles = ffi.new("WGPUCommandBuffer[]", [c._internal for c in command_buffers])
     return libf.wgpuQueueSubmitForIndex(gpu.queue._internal, len(command_buffers), handles)
 
@@ -101,11 +105,13 @@ def _on_mapped(status: int, _message: Any, ticket: Any, _unused: Any) -> None:
 
 
 @contextmanager
-def mapped(gpu: Any, buffer: Any, mode: int, nbytes: int, wait: bool = True) -> Iterator[np.ndarray | None]:
-    """The buffer's first bytes in host memory. With `wait=False`, None when the device still uses it.
+def mapped(
+    gpu: Any, buffer: Any, mode: int, nbytes: int, wait: bool = True
+) -> Iterator[np.ndarray | None]:
+    """A buffer's first bytes in host memory; without `wait`, None while the device uses it.
 
-    No submission may happen inside: one that uses a mapped buffer ends the process. The caller holds
-    the device's lock, and no view outlives the block.
+    No submission may happen inside, since one that uses a mapped buffer ends the process: the
+    caller holds the device's lock. No view may outlive the block.
     """
     ticket = next(_tickets)
     info = ffi.new("WGPUBufferMapCallbackInfo *")

@@ -1,4 +1,4 @@
-"""Shader modules and compute pipelines, built on several threads and kept by WGSL text and binding access."""
+"""Compute pipelines, built on several threads and kept by WGSL text and binding access."""
 
 from __future__ import annotations
 
@@ -85,11 +85,12 @@ class Pipelines:
             self._layout_pair(accesses)
         workers = min(len(missing), os.cpu_count() or 1, 16)
         with ThreadPoolExecutor(workers, thread_name_prefix="eggpu-compile") as threads:
-            built = threads.map(
-                lambda item: self._compile(*item[0], f"{item[1].name} ({item[1].template})"),
-                missing.items(),
-            )
+            built = threads.map(self._compile_kernel, missing, missing.values())
             self._pipelines.update(zip(missing, built))
+
+    def _compile_kernel(self, key: Key, kernel: Kernel) -> Any:
+        wgsl, accesses, unchecked = key
+        return self._compile(wgsl, accesses, unchecked, f"{kernel.name} ({kernel.template})")
 
     def _compile(self, wgsl: str, accesses: Accesses, unchecked: bool, name: str) -> Any:
         gpu = self._device.gpu
@@ -155,7 +156,7 @@ class Pipelines:
 
 
 def explain(name: str, wgsl: str, message: str) -> str:
-    """The compiler's message with the kernel's name and numbered source lines around the first place."""
+    """The message of the WGSL compiler, with the kernel's name and the lines around the error."""
     causes = message.partition("Caused by:")[2] or message
     text = "\n".join(line for line in causes.strip().splitlines() if line.strip())
     place = re.search(r"wgsl:(\d+):", message)

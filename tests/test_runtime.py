@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 
@@ -15,17 +12,14 @@ import pytest
 from eggpu.compiler.schedule.plan import Binding, Buffer, Constant, Kernel, Plan
 from eggpu.runtime import (
     Device,
-    DeviceBuffer,
     DeviceError,
     DonatedError,
     Executable,
     KernelError,
-    adapters,
     open_device,
     synchronize,
 )
 from eggpu.runtime.buffers import bucket
-from eggpu.runtime.limits import element_pointer, nesting, workgroup_bytes
 
 STORED = {"f32": 4, "f16": 2, "i32": 4, "u32": 4, "bool": 4}
 
@@ -116,23 +110,15 @@ def chain(n=1000, length=2):
     ]
     rw = "read_write"
     kernels = [kernel("v0 * 2.0", [(0, "read")], (1, rw), n)]
-    for i in range(length - 2):
-        kernels.append(kernel("v0 + 1.0", [(1 + i % 2, rw)], (2 - i % 2, rw), n))
+    kernels += [
+        kernel("v0 + 1.0", [(1 + i % 2, rw)], (2 - i % 2, rw), n) for i in range(length - 2)
+    ]
     kernels.append(kernel("v0 + 1.0", [(1 + length % 2, rw)], (3, rw), n))
     return plan(buffers, kernels, [0], [3], arena=[2 * step])
 
 
 def values(n, seed=0):
     return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
-
-
-def added(device: Device, before) -> dict[str, int]:
-    """What the counters gained."""
-    return {
-        f: getattr(device.counters, f) - getattr(before, f)
-        for f in before.__slots__
-        if getattr(device.counters, f) != getattr(before, f)
-    }
 
 
 # values
@@ -159,8 +145,8 @@ def test_a_call_of_more_dispatches_than_one_command_buffer_holds(device):
     exe = Executable(chain(8, 4500), device)
     before = device.counters.copy()
     (out,) = exe([device.upload(np.zeros(8, np.float32))])
-    assert added(device, before)["dispatches"] == 4500
-    assert added(device, before)["submits"] == 2
+    assert device.counters.since(before)["dispatches"] == 4500
+    assert device.counters.since(before)["submits"] == 2
     np.testing.assert_array_equal(device.download(out, (8,), "f32"), np.full(8, 4499.0))
 
 
@@ -203,8 +189,7 @@ def test_kernels_without_workgroups_are_skipped(device):
     exe = Executable(double(8, grid=(0, 1, 1)), device)
     before = device.counters.copy()
     exe([device.upload(values(8))])
-    assert "submits" not in added(device, before) or added(device, before)["submits"] == 0
-    assert "dispatches" not in added(device, before)
+    assert not {"submits", "dispatches"} & set(device.counters.since(before))
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2)])
@@ -220,62 +205,11 @@ def test_arrays_without_elements(device, shape):
 # copies between host and device
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 1023, 1025, 300_001])
-@pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "u32", "bool"])
-def test_upload_then_download(device, dtype, n):
-    numpy_dtype = {"f32": "f4", "f16": "f2", "i32": "i4", "u32": "u4", "bool": "?"}[dtype]
-    x = np.random.default_rng(n).integers(0, 2 if dtype == "bool" else 1000, n).astype(numpy_dtype)
-    stored = device.upload(x)
-    assert stored.nbytes == -(-n * STORED[dtype] // 4) * 4
-    got = device.download(stored, (n,), dtype)
-    assert got.dtype == x.dtype
-    np.testing.assert_array_equal(got, x)
-
-
-def test_bool_is_stored_as_words(device):
-    stored = device.upload(np.array([True, False, True]))
-    np.testing.assert_array_equal(device.download(stored, (3,), "u32"), [1, 0, 1])
-
-
-def test_upload_of_views_and_scalars(device):
-    x = values(120).reshape(10, 12)
-    for array in (x.T, x[::2, ::-1], x.astype(">f4"), np.float32(3.5), np.asfortranarray(x)):
-        got = device.download(device.upload(array), np.shape(array), "f32")
-        np.testing.assert_array_equal(got, array)
-
-
-def test_upload_of_bytes(device):
-    stored = device.upload_bytes(b"\x01\x02\x03\x04\x05")
-    np.testing.assert_array_equal(device.download(stored, (2,), "u32"), [0x04030201, 5])
-
-
-def test_download_of_a_part(device):
-    before = device.counters.copy()
-    stored = device.upload(np.arange(1000, dtype=np.float32))
-    np.testing.assert_array_equal(device.download(stored, (3,), "f32"), [0, 1, 2])
-    assert added(device, before)["download_bytes"] == 12
-    assert added(device, before)["upload_bytes"] == 4000
-
-
-def test_copies_in_many_pieces_through_staging_memory(device, monkeypatch):
-    """What devices do whose memory cannot be mapped."""
-    from eggpu.runtime import buffers
-
-    monkeypatch.setattr(buffers, "_CHUNK", 1 << 12)
-    monkeypatch.setattr(device, "mappable", False)
-    x = values(10_001)
-    stored = device.upload(x)
-    np.testing.assert_array_equal(device.download(stored, (10_001,), "f32"), x)
-    assert device.download(stored, (1,), "f32") == x[0]
-
-
 def test_an_upload_does_not_disturb_a_call_that_still_runs(device):
     """The memory of a dropped argument is handed out again while kernels read it."""
     n = 1 << 20
     exe = Executable(double(n), device)
-    results = []
-    for i in range(6):
-        results.append(exe([device.upload(np.full(n, float(i), np.float32))])[0])
+    results = [exe([device.upload(np.full(n, float(i), np.float32))])[0] for i in range(6)]
     for i, out in enumerate(results):
         assert (device.download(out, (n,), "f32") == 2 * i).all()
 
@@ -288,16 +222,6 @@ def test_small_queued_writes_land_in_order(device):
             del first
             (out,) = exe([device.upload(np.full(n, float(i), np.float32))])
             assert (device.download(out, (n,), "f32") == 2 * i).all()
-
-
-def test_download_needs_enough_bytes_and_a_known_dtype(device):
-    stored = device.upload(values(3))
-    with pytest.raises(ValueError, match=r"f32\[4\] needs 16 bytes, the buffer has 12"):
-        device.download(stored, (4,), "f32")
-    with pytest.raises(TypeError, match="needs one of f32, f16, i32, u32, bool, got f64"):
-        device.download(stored, (1,), "f64")
-    with pytest.raises(TypeError, match="needs float32.*got float64"):
-        device.upload(np.zeros(3))
 
 
 # donation and results
@@ -356,7 +280,7 @@ def test_results_that_are_arguments_come_back_as_they_are(device):
 def test_a_written_argument_cannot_be_another_one(device):
     exe = Executable(increment(), device)
     x = device.upload(values(1000))
-    with pytest.raises(ValueError, match="argument 0 of plan is written over.*argument 1"):
+    with pytest.raises(ValueError, match=r"argument 0 of plan is written over.*argument 1"):
         exe([x, x])
     assert not x.donated
 
@@ -406,9 +330,7 @@ def test_a_training_loop_settles(device):
         kernel("v0 + v1", [(0, rw), (2, rw)], (0, rw), n),
         kernel("v0 - 1.0", [(2, rw)], (3, rw), n),
     ]
-    exe = Executable(
-        plan(buffers, kernels, [0, 1], [0, 3], donated=[0], arena=[2048]), device
-    )
+    exe = Executable(plan(buffers, kernels, [0, 1], [0, 3], donated=[0], arena=[2048]), device)
     state = device.upload(values(n))
 
     def run(steps):
@@ -422,7 +344,7 @@ def test_a_training_loop_settles(device):
     synchronize(device)
     before = device.counters.copy()
     run(20)
-    gained = added(device, before)
+    gained = device.counters.since(before)
     assert gained["submits"] == 20
     assert gained["dispatches"] == 60
     assert gained["upload_bytes"] == 20 * 4 * n
@@ -434,27 +356,13 @@ def test_pipelines_are_compiled_once_a_device(device):
     before = device.counters.copy()
     Executable(double(777), device)
     Executable(replace(double(777), name="other"), device)
-    assert "pipelines_compiled" not in added(device, before)
+    assert "pipelines_compiled" not in device.counters.since(before)
 
 
 def test_a_plan_compiles_each_text_once(device):
     before = device.counters.copy()
     Executable(chain(321, 40), device)
-    assert added(device, before)["pipelines_compiled"] <= 4
-
-
-def test_memory_is_reused_and_can_be_dropped(device):
-    first = device.alloc(1 << 20)
-    serial = first.storage.serial
-    del first
-    before = device.counters.copy()
-    again = device.alloc((1 << 20) - 100)
-    assert again.storage.serial == serial
-    assert "buffers_created" not in added(device, before)
-    del again
-    device.trim()
-    assert device.pool.free == 0
-    assert device.alloc(1 << 20).storage.serial != serial
+    assert device.counters.since(before)["pipelines_compiled"] <= 4
 
 
 def test_dropped_memory_leaves_the_bind_groups(device):
@@ -467,21 +375,6 @@ def test_dropped_memory_leaves_the_bind_groups(device):
     x = values(3000)
     (out,) = exe([device.upload(x)])
     np.testing.assert_array_equal(device.download(out, (3000,), "f32"), 2 * x)
-
-
-def test_buckets_waste_little():
-    for n in [*range(1, 5000), 10**6 + 1, 10**9 + 7]:
-        assert n <= bucket(n) <= max(256, n * 1.125 + 4)
-        assert bucket(n) % 4 == 0
-        assert bucket(bucket(n)) == bucket(n)
-
-
-def test_out_of_memory_is_an_error(device, monkeypatch):
-    monkeypatch.setattr(device.pool, "limit", device.pool.allocated + 1000)
-    with pytest.raises(DeviceError, match="out of memory: 1048576 bytes needed"):
-        device.alloc(1 << 20)
-    with pytest.raises(DeviceError, match="holds at most"):
-        device.alloc(device.target.max_buffer_bytes + 4)
 
 
 # limits and errors
@@ -534,7 +427,7 @@ def test_limits_are_checked_before_the_driver_sees_a_kernel(device):
     for refused, message in cases:
         with pytest.raises(KernelError, match=message):
             Executable(refused, device)
-    assert added(device, before) == {}
+    assert device.counters.since(before) == {}
 
 
 def test_placement_is_checked(device):
@@ -552,30 +445,6 @@ def test_placement_is_checked(device):
 def test_features_are_checked(device):
     with pytest.raises(DeviceError, match="plan plan needs the device features ray-query"):
         Executable(replace(double(), features=("ray-query",)), device)
-
-
-def test_workgroup_memory_is_read_from_the_source():
-    source = """
-const TM = 64u;
-const TK : u32 = 16u;
-const PAD = TM + 1u;
-var<workgroup> a: array<f32, TK * PAD>;
-var<workgroup> b: array<vec4<f32>, 32>;
-var<workgroup> c: atomic<u32>;
-var<workgroup> d: array<array<f16, 4>, TM / 2>;
-var<workgroup> e: vec3f;
-"""
-    assert workgroup_bytes(source) == 4 * 16 * 65 + 16 * 32 + 4 + 2 * 4 * 32 + 16
-    assert workgroup_bytes("var<workgroup> s: Tile;") is None
-    assert workgroup_bytes("fn main() {}") == 0
-
-
-def test_dangerous_pointers_are_told_from_harmless_ones():
-    assert element_pointer("let y = f(&b0[1]);") is not None
-    assert element_pointer("g(x, &s.m)") is not None
-    for harmless in ("atomicAdd(&b0[i], 1u)", "f(&whole)", "f(a & b[i])", "(a && b[i])"):
-        assert element_pointer(harmless) is None
-    assert nesting("f((a[b]){c})") == 3
 
 
 def test_profile_measures_and_changes_nothing(device):
@@ -614,83 +483,15 @@ def test_trusted_modules_compile_and_compute(device, monkeypatch):
     (out,) = Executable(trusted, device)([device.upload(x)])
     np.testing.assert_array_equal(device.download(out, (1234,), "f32"), 2 * x)
     broken = replace(trusted.kernels[0], wgsl="fn main( {")
-    with pytest.raises(KernelError, match="kernel test .* does not compile"):
+    with pytest.raises(KernelError, match=r"kernel test .* does not compile"):
         Executable(replace(trusted, kernels=(broken,)), device)
     monkeypatch.setattr(device, "debug", True)
     before = device.counters.copy()
     Executable(trusted, device)
-    assert added(device, before)["pipelines_compiled"] == 1
+    assert device.counters.since(before)["pipelines_compiled"] == 1
 
 
 # devices and threads
-
-
-def test_the_target_is_probed(device):
-    target = device.target
-    assert "OpenGL" not in target.backend
-    assert target.features == tuple(sorted(target.features))
-    assert (target.subgroup > 0) == ("subgroup" in target.features)
-    assert target.max_buffer_bytes % 4 == 0
-    if "llvmpipe" in target.name:
-        assert target.kind == "cpu"
-        assert target.subgroup == int(target.name.split(" bits")[0].split()[-1]) // 32
-        assert target.loop_limit in (0, 65535)
-
-
-def test_devices_are_chosen_by_name_or_index(device):
-    listed = adapters()
-    assert [a.index for a in listed] == list(range(len(listed)))
-    assert open_device("0") is device
-    assert open_device(listed[0].name[:6].upper()) is device
-    with pytest.raises(DeviceError, match="no device has the index or a name with 'nothing'"):
-        open_device("nothing")
-    with pytest.raises(DeviceError, match="backend needs vulkan, metal, dx12 or gl"):
-        open_device(backend="cuda")
-
-
-def run_python(code, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_without_an_adapter_the_error_says_what_to_install():
-    code, out, _ = run_python(
-        "from eggpu.runtime import DeviceError, open_device\n"
-        "try:\n    open_device()\nexcept DeviceError as error:\n    print(error)\n",
-        VK_DRIVER_FILES="/nonexistent",
-        VK_ICD_FILENAMES="/nonexistent",
-    )
-    assert code == 0
-    assert "no Vulkan, Metal or DX12 adapter was found" in out
-    assert "apt-get install mesa-vulkan-drivers" in out
-
-
-def test_an_adapter_of_opengl_alone_is_not_used_unasked(monkeypatch):
-    from eggpu.runtime import adapter, native
-
-    class OnlyOpenGL:
-        info = {  # noqa: RUF012
-            "device": "some GL",
-            "backend_type": "OpenGL",
-            "adapter_type": "Unknown",
-            "description": "",
-            "vendor": "",
-        }
-
-    found = {False: [], True: [OnlyOpenGL()]}
-    monkeypatch.setattr(native, "enumerate_adapters", lambda opengl=False: found[opengl])
-    with pytest.raises(DeviceError, match="OpenGL offers some GL, used only when backend is 'gl'"):
-        adapter.choose(None, None)
-    assert adapter.choose(None, "gl")[0].name == "some GL"
-    found[True] = []
-    with pytest.raises(DeviceError, match="mesa-vulkan-drivers"):
-        adapter.choose(None, "gl")
 
 
 def test_several_threads_share_a_device(device):
@@ -715,38 +516,3 @@ def test_several_threads_share_a_device(device):
     for thread in threads:
         thread.join()
     assert failures == []
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_is_told_to_open_its_own_device():
-    code, out, _ = run_python(
-        "import os, numpy as np\n"
-        "from eggpu.runtime import DeviceError, open_device\n"
-        "device = open_device()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    try:\n        device.upload(np.zeros(3, np.float32))\n"
-        "    except DeviceError as error:\n        print(error, flush=True)\n"
-        "    os._exit(0)\n"
-        "os.waitpid(child, 0)\n"
-    )
-    assert code == 0
-    assert "opened before a fork" in out
-
-
-def test_the_process_ends_cleanly_with_work_under_way():
-    code, _, err = run_python(
-        "import numpy as np\n"
-        "from eggpu.runtime import open_device\n"
-        "device = open_device()\n"
-        "kept = [device.upload(np.zeros(1 << 20, np.float32)) for _ in range(3)]\n"
-        "device.upload(np.zeros(3, np.float32))\n"
-    )
-    assert code == 0
-    assert "Traceback" not in err
-
-
-def test_buffers_describe_themselves(device):
-    made = device.upload(values(3))
-    assert isinstance(made, DeviceBuffer)
-    assert repr(made).startswith("DeviceBuffer(12 bytes, storage ")
