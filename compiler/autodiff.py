@@ -9,7 +9,7 @@ from . import pytree
 from .errors import TraceError
 from .ir import Node, _recorders, at_line, topological
 from .ops import full
-from .tracing import Array, array
+from .tracing import Array, array, note
 
 
 def vjp_nodes(outputs: Sequence[Node], cotangents: Sequence[Node], wrt: Sequence[Node]) -> list[Node]:
@@ -63,6 +63,7 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] = 
         value = array(value)
         if value.shape != () or value.dtype.kind != "f":
             raise TraceError(f"grad needs a function with a float scalar result, got {value.type}")
+        note([value.node])
         grads = vjp_nodes([value.node], [full(1.0, (), value.dtype)], [a.node for a in fresh])
         tree = pytree.unflatten(structure, [Array(g) for g in grads])
         return ((value, aux) if has_aux else value), (tree[0] if single else tuple(tree))

@@ -6,7 +6,8 @@ Outside of a trace an expression over known values is computed by NumPy when its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -171,9 +172,10 @@ def leaf_type(leaf: Any) -> Type:
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced call: its graph, and how arguments and results are put together."""
+    """A traced call: its graph, how arguments and results are put together, and what was differentiated."""
 
     graph: Graph
+    primal: Graph
     arguments: pytree.Structure
     results: pytree.Structure
 
@@ -191,16 +193,49 @@ def trace_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
     leaves, structure = _flatten_with_types(tree, TypeClass)
     labels = _labels(structure, names)
     sources: dict[Node, str] = {}
-    with recording(sources):
+    differentiated: list[Node] = []
+    with recording(sources), noting(differentiated):
         inputs = [input_node(i, label, leaf_type(v)) for i, (v, label) in enumerate(zip(leaves, labels, strict=True))]
         call_args, call_kwargs = pytree.unflatten(structure, [Array(n) for n in inputs])
         out = function(*call_args, **call_kwargs)
         result_leaves, results = pytree.flatten(out)
-        outputs = strip_identities([array(v).node for v in result_leaves], sources)
+        nodes = [array(v).node for v in result_leaves]
+        primals = [p for p in differentiated if p in set(topological(nodes))]
+        stripped = strip_identities([*nodes, *primals], sources)
     out_names = tuple(n or "result" for n in pytree.paths(results))
     label = name or getattr(function, "__name__", "program")
+    outputs = stripped[: len(nodes)]
     graph = Graph(label.replace("<", "").replace(">", ""), tuple(inputs), outputs, tuple(labels), out_names, (), sources)
-    return Traced(graph, structure, results)
+    return Traced(graph, primal_graph(graph, stripped[len(nodes) :]), structure, results)
+
+
+_noted: list[list[Node]] = []
+
+
+@contextmanager
+def noting(differentiated: list[Node]) -> Iterator[None]:
+    """Within it, values that gradients are taken of are appended to the list."""
+    _noted.append(differentiated)
+    try:
+        yield
+    finally:
+        _noted.pop()
+
+
+def note(nodes: Sequence[Node]) -> None:
+    """Tell the trace under way that these values are differentiated."""
+    if _noted:
+        _noted[-1].extend(nodes)
+
+
+def primal_graph(graph: Graph, primals: Sequence[Node]) -> Graph:
+    """The program before differentiation: what the differentiated values are computed from."""
+    if not primals:
+        return graph
+    needed = set(topological(primals))
+    sources = {n: line for n, line in graph.sources.items() if n in needed}
+    names = ("value",) if len(primals) == 1 else tuple(f"value{i}" for i in range(len(primals)))
+    return Graph(graph.name, graph.inputs, tuple(primals), graph.input_names, names, (), sources)
 
 
 def strip_identities(outputs: Sequence[Node], sources: dict[Node, str]) -> tuple[Node, ...]:

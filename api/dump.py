@@ -1,0 +1,35 @@
+"""The stages of a compilation as text, and as a folder of numbered files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from eggpu.compiler.pipeline import Compilation
+from eggpu.compiler.schedule.show import memory_map, plan_text
+from eggpu.compiler.text import print_graph
+
+
+def stages(compilation: Compilation) -> dict[str, str]:
+    """File name to text, in the order of the pipeline. Deterministic: no times of this run."""
+    out = {"0-trace.ir": print_graph(compilation.trace), "1-grad.ir": print_graph(compilation.graph)}
+    reports = [r for r in (compilation.egraph, compilation.extraction) if r is not None]
+    if reports:
+        out["2-egraph.txt"] = "\n".join(str(r).rstrip() + "\n" for r in reports)
+    out["3-best.ir"] = print_graph(compilation.selection.graph)
+    out["4-plan.txt"] = plan_text(compilation.plan)
+    out["memory.txt"] = memory_map(compilation.plan)
+    return out
+
+
+def write(compilation: Compilation, folder: Path) -> Path:
+    """Write the stages and one WGSL file a kernel; an older dump in the folder is replaced."""
+    kernels = folder / "kernels"
+    if kernels.is_dir():
+        shutil.rmtree(kernels)
+    kernels.mkdir(parents=True)
+    for name, text in stages(compilation).items():
+        (folder / name).write_text(text.rstrip() + "\n", encoding="utf-8")
+    for i, kernel in enumerate(compilation.plan.kernels):
+        (kernels / f"{i:03d}-{kernel.name}.wgsl").write_text(kernel.wgsl, encoding="utf-8")
+    return folder

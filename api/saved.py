@@ -1,0 +1,55 @@
+"""Plans on disk: what a compiled function wrote, run without compiler and e-graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eggpu.compiler.errors import IRError
+from eggpu.compiler.pytree import Structure
+from eggpu.compiler.schedule.plan import Plan
+from eggpu.compiler.types import Type, parse_type
+
+FORMAT = "eggpu-plan-1"
+
+
+def save(path: str | Path, plan: Plan, results: Structure, types: Sequence[Type]) -> None:
+    """Write a plan with the types of its results; results are a flat list when loaded."""
+    from eggpu.compiler.schedule.serialize import plan_to_json
+
+    content = {"format": FORMAT, "plan": plan_to_json(plan), "types": [repr(t) for t in types]}
+    Path(path).write_text(json.dumps(content), encoding="utf-8")
+
+
+class LoadedPlan:
+    """A saved plan on the current device. Call it with the leaves of the arguments in order; it gives a list of arrays."""
+
+    def __init__(self, plan: Plan, types: Sequence[Type]) -> None:
+        from eggpu.runtime import Executable
+        from eggpu.session import device
+
+        self.plan = plan
+        self.types = tuple(types)
+        self._executable = Executable(plan, device())
+
+    def __call__(self, *leaves: Any) -> list:
+        from eggpu.session import Array, DeviceStorage, _buffer
+
+        on = self._executable.device
+        buffers = self._executable([_buffer(v, on) for v in leaves])
+        return [Array(storage=DeviceStorage(t, b)) for t, b in zip(self.types, buffers, strict=True)]
+
+
+def load(path: str | Path) -> LoadedPlan:
+    """Load what `Compiled.save` wrote. Raises IRError when the file is not such a plan."""
+    from eggpu.compiler.schedule.serialize import plan_from_json
+
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content.get("format") != FORMAT:
+            raise IRError(f"{path} is not a plan of format {FORMAT}")
+        return LoadedPlan(plan_from_json(content["plan"]), [parse_type(t) for t in content["types"]])
+    except (ValueError, KeyError, AttributeError) as error:
+        raise IRError(f"{path} is not a saved plan: {error}") from error

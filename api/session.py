@@ -1,0 +1,279 @@
+"""The only code that holds a compiler and a device: compiled functions, and arrays in device memory."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eggpu.compiler import pytree
+from eggpu.compiler.errors import TraceError
+from eggpu.compiler.pipeline import Compilation, Options, compile_graph
+from eggpu.compiler.tracing import Array, array, leaf_type, parameter_names, trace_call
+from eggpu.compiler.types import Type
+from eggpu.runtime import Device, DeviceBuffer, Executable, open_device
+from eggpu.runtime import synchronize as synchronize_device
+
+_current: list[Device] = []
+
+
+def device(name: str | int | None = None, backend: str | None = None) -> Device:
+    """The device that compiled functions run on; with arguments, open another one and use it from now on.
+
+    `name` is a part of an adapter's name or its number in `eggpu devices`; the environment variable EGGPU_DEVICE is used
+    when nothing was chosen. Raises DeviceError, which says what to install, when there is none.
+    """
+    if name is not None or backend is not None or not _current:
+        chosen = name if name is not None else os.environ.get("EGGPU_DEVICE")
+        opened = open_device(None if chosen is None else str(chosen), backend)
+        _current[:] = [opened]
+    return _current[0]
+
+
+def synchronize() -> None:
+    """Wait until the device has done all that was asked of it."""
+    if _current:
+        synchronize_device(_current[0])
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStorage:
+    """An array's value in device memory."""
+
+    type: Type
+    buffer: DeviceBuffer
+
+    def numpy(self) -> np.ndarray:
+        """Wait for the value and copy it to NumPy."""
+        return self.buffer.device.download(self.buffer, self.type.shape, self.type.dtype.name)
+
+
+def put(value: Any) -> Array:
+    """`value` as an array in device memory."""
+    found = array(value)
+    _buffer(found, device())
+    return found
+
+
+def _buffer(leaf: Any, on: Device) -> DeviceBuffer:
+    """The device memory of a leaf; an Array keeps it, so that it is uploaded once."""
+    if isinstance(leaf, Array):
+        if isinstance(leaf.storage, DeviceStorage) and leaf.storage.buffer.device is on:
+            return leaf.storage.buffer
+        buffer = on.upload(leaf.numpy())
+        leaf.storage = DeviceStorage(leaf.type, buffer)
+        return buffer
+    t = leaf_type(leaf)
+    return on.upload(np.asarray(leaf).astype(t.dtype.numpy, copy=False))
+
+
+@dataclass
+class _Version:
+    """One signature's program."""
+
+    compilation: Compilation
+    executable: Executable
+    results: pytree.Structure
+    types: tuple[Type, ...]
+    seconds: float
+
+
+class Compiled:
+    """A function compiled once for each signature: the structure, shapes and dtypes of its arguments.
+
+    Call it like the function. The stages of the latest signature are `.graph`, `.report`, `.plan`, `.wgsl` and `.memory`;
+    `explain(*args)`, `profile(*args)` and `dump(folder, *args)` compile for the arguments when needed.
+    """
+
+    def __init__(self, function: Callable[..., Any], donate: Sequence[str | int], name: str | None, options: Options) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.name = name or getattr(function, "__name__", "program")
+        self.options = options
+        self._parameters = parameter_names(function)
+        self._donate = tuple(self._position(d) for d in donate)
+        self._versions: dict[Any, _Version] = {}
+        self._latest: _Version | None = None
+        self.recompilations: list[str] = []  # why each further signature needed a program of its own
+
+    def _position(self, argument: str | int) -> int:
+        if isinstance(argument, int):
+            return argument
+        if argument not in self._parameters:
+            raise TraceError(f"donate names {argument!r}, but {self.name} has the parameters {', '.join(self._parameters)}")
+        return self._parameters.index(argument)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = pytree.flatten((args, kwargs))
+        if any(isinstance(v, Array) and v.storage is None and v._is_traced() for v in leaves):
+            return self.function(*args, **kwargs)  # inside another trace: part of that program
+        version = self._version(leaves, structure)
+        on = version.executable.device
+        buffers = version.executable([_buffer(v, on) for v in leaves])
+        out = [Array(storage=DeviceStorage(t, b)) for t, b in zip(version.types, buffers, strict=True)]
+        return pytree.unflatten(version.results, out)
+
+    def _version(self, leaves: Sequence[Any], structure: pytree.Structure) -> _Version:
+        on = device()
+        key = (structure, tuple(map(leaf_type, leaves)), id(on))
+        found = self._versions.get(key)
+        if found is None:
+            if self._versions:
+                self.recompilations.append(self._difference(key))
+            found = self._versions[key] = self._compile(leaves, structure, on)
+        self._latest = found
+        return found
+
+    def _difference(self, key: Any) -> str:
+        structure, types, _ = key
+        known = [k for k in self._versions if k[0] == structure and len(k[1]) == len(types)]
+        if not known:
+            return "the arguments have another structure or other static values"
+        changed = [(i, a, b) for i, (a, b) in enumerate(zip(known[-1][1], types, strict=True)) if a != b]
+        if not changed:
+            return "another device"
+        names = self._latest.compilation.graph.input_names if self._latest else ()
+        shown = [f"{names[i] if i < len(names) else i}: {a} -> {b}" for i, a, b in changed[:4]]
+        return ", ".join(shown) + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
+
+    def _compile(self, leaves: Sequence[Any], structure: pytree.Structure, on: Device) -> _Version:
+        start = time.perf_counter()
+        args, kwargs = pytree.unflatten(structure, [Array(storage=_TypeOnly(leaf_type(v))) for v in leaves])
+        traced = trace_call(self.function, args, kwargs, names=self._parameters, name=self.name)
+        compilation = compile_graph(
+            traced.graph.replace(donated=self._donated(structure)), on.target, self.options, trace=traced.primal
+        )
+        executable = Executable(compilation.plan, on)
+        types = tuple(n.type for n in traced.graph.outputs)
+        return _Version(compilation, executable, traced.results, types, time.perf_counter() - start)
+
+    def _donated(self, structure: pytree.Structure) -> tuple[int, ...]:
+        out, at = [], 0
+        for k, child in enumerate(structure.children[0].children):
+            if k in self._donate:
+                out += range(at, at + child.leaves)
+            at += child.leaves
+        for key, child in zip(structure.children[1].keys, structure.children[1].children, strict=True):
+            if key in self._parameters and self._parameters.index(key) in self._donate:
+                out += range(at, at + child.leaves)
+            at += child.leaves
+        return tuple(out)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compilation:
+        """Compile for arguments of these types without running; what each pass gave."""
+        return self._version(*pytree.flatten((args, kwargs))).compilation
+
+    def _current(self) -> _Version:
+        if self._latest is None:
+            raise TraceError(f"{self.name} has not been compiled yet: call it, or {self.name}.compile(*args)")
+        return self._latest
+
+    @property
+    def graph(self):  # noqa: ANN201
+        """The traced program: forward, backward and update."""
+        return self._current().compilation.graph
+
+    @property
+    def plan(self):  # noqa: ANN201
+        """The kernels and buffers of the latest signature."""
+        return self._current().compilation.plan
+
+    @property
+    def report(self):  # noqa: ANN201
+        """What saturation and extraction did."""
+        c = self._current().compilation
+        return c.egraph, c.extraction
+
+    @property
+    def wgsl(self) -> dict[str, str]:
+        """Each kernel's shader, by a name with its place in the plan."""
+        return {f"{i:03d}-{k.name}": k.wgsl for i, k in enumerate(self.plan.kernels)}
+
+    @property
+    def memory(self) -> str:
+        """The memory map."""
+        from eggpu.compiler.schedule.show import memory_map
+
+        return memory_map(self.plan)
+
+    @property
+    def compile_seconds(self) -> float:
+        """Wall time of tracing, compiling and loading the latest signature."""
+        return self._current().seconds
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """All stages as text: program, e-graph report with choices, plan and memory."""
+        from eggpu.dump import stages
+
+        compilation = self.compile(*args, **kwargs)
+        return "\n\n".join(f"==== {name} ====\n{text.rstrip()}" for name, text in stages(compilation).items())
+
+    def dump(self, folder: str | Path, *args: Any, **kwargs: Any) -> Path:
+        """Write every stage and every kernel to numbered files in a folder; the latest signature without arguments."""
+        from eggpu.dump import write
+
+        compilation = self.compile(*args, **kwargs) if args or kwargs else self._current().compilation
+        return write(compilation, Path(folder))
+
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """Run with a timestamp around every kernel; arguments keep their values, also donated ones."""
+        leaves, structure = pytree.flatten((args, kwargs))
+        version = self._version(leaves, structure)
+        on = version.executable.device
+        return Profile(version.compilation.plan, tuple(version.executable.profile([_buffer(v, on) for v in leaves])))
+
+    def save(self, path: str | Path) -> None:
+        """Write the latest plan so that `eggpu.load` runs it without the compiler."""
+        from eggpu.saved import save
+
+        version = self._current()
+        save(path, version.compilation.plan, version.results, version.types)
+
+
+class _TypeOnly:
+    """Stands for a value of which only the type may be asked during tracing."""
+
+    def __init__(self, type_: Type) -> None:
+        self.type = type_
+
+    def numpy(self) -> np.ndarray:
+        raise TraceError("a traced value was asked for")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measured time of each kernel of a plan, in ns; printing it shows a table."""
+
+    plan: Any
+    ns: tuple[int, ...]
+
+    def __str__(self) -> str:
+        from eggpu.compiler.schedule.show import plan_text
+
+        return plan_text(self.plan, measured_ns=self.ns)
+
+
+def compile(  # noqa: A001
+    function: Callable[..., Any] | None = None, *, donate: Sequence[str | int] | str = (), name: str | None = None,
+    options: Options | None = None, **changes: Any,
+) -> Any:  # fmt: skip
+    """Compile a function of arrays, numbers and pytrees of them; works as a call and as a decorator.
+
+    donate: parameters (names or positions) whose memory results may take over; a donated array must not be used again.
+    options, or its fields as keywords (optimize=, relaxed=, without= ...): see Options.
+
+    >>> @eggpu.compile(donate=("model",))
+    ... def step(model, x): ...
+    """
+    if function is None:
+        return functools.partial(compile, donate=donate, name=name, options=options, **changes)
+    from dataclasses import replace
+
+    given = replace(options or Options(), **changes)
+    return Compiled(function, (donate,) if isinstance(donate, (str, int)) else donate, name, given)

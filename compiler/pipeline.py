@@ -1,0 +1,87 @@
+"""From a traced graph to a plan: every pass in order, each of them visible in the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from .ir import Graph
+from .schedule.plan import Plan
+from .schedule.selection import Selection
+from .schedule.target import Target
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile. All of it counts for the plan; nothing is read from the environment.
+
+    optimize: saturate the e-graph and search; off, every op is its own kernel (for tests and comparison).
+    relaxed: also rules that change float32 results by more than rounding.
+    without: names of rules that are not used.
+    max_rows, max_seconds: bounds of saturation; one that is hit still gives a right plan.
+    effort: rounds of the extraction search.
+    """
+
+    optimize: bool = True
+    relaxed: bool = False
+    without: tuple[str, ...] = ()
+    max_rows: int = 400_000
+    max_seconds: float = 60.0
+    effort: int = 6
+
+
+@dataclass
+class Compilation:
+    """What each pass gave. `egraph` and `extraction` are reports, None for an unoptimized program."""
+
+    trace: Graph  # before differentiation
+    graph: Graph  # forward, backward and update
+    target: Target
+    options: Options
+    selection: Selection
+    plan: Plan
+    egraph: object | None = None
+    extraction: object | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def compile_graph(graph: Graph, target: Target, options: Options | None = None, *, trace: Graph | None = None) -> Compilation:
+    """Compile a graph for a target. Raises CompileError when the target cannot hold it."""
+    from .codegen import lower
+    from .schedule.assemble import assemble
+    from .schedule.selection import separate
+    from .schedule.verify import verify_plan
+    from .verify import verify_graph
+
+    options = options or Options()
+    seconds: dict[str, float] = {}
+    egraph = extraction = None
+    with _timed(seconds, "verify"):
+        verify_graph(graph)
+    if options.optimize:
+        # equal programs, as many as the rules find
+        from .egraph import extract, saturate_graph
+
+        with _timed(seconds, "saturate"):
+            snapshot, egraph = saturate_graph(graph, options)
+        # the cheapest of them: e-nodes, stored values and kernels chosen together
+        with _timed(seconds, "extract"):
+            selection, extraction = extract(snapshot, target, graph, effort=options.effort)
+    else:
+        selection = separate(graph)
+    # kernels in WGSL, memory, and a last check of every hazard and limit
+    with _timed(seconds, "lower"):
+        plan = assemble(selection, target, lower)
+    with _timed(seconds, "check"):
+        verify_plan(plan, target)
+    return Compilation(trace or graph, graph, target, options, selection, plan, egraph, extraction, seconds)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
