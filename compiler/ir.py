@@ -38,7 +38,7 @@ class Kind(Enum):
     GET = "get"  # one result of a TUPLE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Op:
     """The base of ops. Subclasses are frozen dataclasses whose fields are the attributes."""
 

@@ -69,15 +69,12 @@ bitwise_xor = _binary("bitwise_xor", E.xor, "Bits of exactly one; inequality of 
 
 def divide(x: Value, y: Value) -> Array:
     """x / y as floats: integers become f32; 1/0 is inf and 0/0 is NaN."""
-    nodes = promoted("divide", [floating("divide", v) if not is_scalar(v) else v for v in map(_as_array, (x, y))])
-    if nodes[0].dtype.kind != "f":
-        nodes = [cast(n, dtype("f32")) for n in nodes]
-    shape = broadcast_shapes("divide", *(n.shape for n in nodes))
-    return wrap(E.div(*(broadcast(n, shape) for n in nodes)))
+    return wrap(E.div(*together("divide", _float_or_number(x), _float_or_number(y))))
 
 
-def _as_array(x: Value) -> Any:
-    return x if is_scalar(x) or isinstance(x, Node) else wrap(floating("divide", x))
+def _float_or_number(x: Value) -> Value:
+    """A Python number as a float, which takes the dtype beside it; anything else as a float array."""
+    return float(x) if is_scalar(x) else wrap(floating("divide", x))
 
 
 def logical_and(x: Value, y: Value) -> Array:
