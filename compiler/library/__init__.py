@@ -12,7 +12,8 @@ def _reversed(function):  # noqa: ANN001, ANN202
 
 _OPERATORS = {
     "add": math.add, "sub": math.subtract, "mul": math.multiply, "truediv": math.divide, "pow": math.power,
-    "matmul": linalg.matmul, "and": math.bitwise_and, "or": math.bitwise_or, "xor": math.bitwise_xor,
+    "matmul": linalg.matmul, "floordiv": math.floor_divide, "mod": math.remainder,
+    "lshift": math.left_shift, "rshift": math.right_shift, "and": math.bitwise_and, "or": math.bitwise_or, "xor": math.bitwise_xor,
 }  # fmt: skip
 for _name, _function in _OPERATORS.items():
     setattr(Array, f"__{_name}__", lambda self, other, f=_function: f(self, other))

@@ -40,6 +40,18 @@ rsqrt = _unary("rsqrt", E.rsqrt, True, "1 / sqrt(x).")
 sin = _unary("sin", E.sin, True, "The sine of x radians.")
 cos = _unary("cos", E.cos, True, "The cosine of x radians.")
 tanh = _unary("tanh", E.tanh, True, "The hyperbolic tangent.")
+exp2 = _unary("exp2", E.exp2, True, "2 to the power x.")
+log2 = _unary("log2", E.log2, True, "The logarithm to base 2.")
+expm1 = _unary("expm1", E.expm1, True, "exp(x) - 1, exact near 0.")
+log1p = _unary("log1p", E.log1p, True, "log(1 + x), exact near 0.")
+erf = _unary("erf", E.erf, True, "The error function.")
+sigmoid = _unary("sigmoid", E.sigmoid, True, "1 / (1 + exp(-x)).")
+tan = _unary("tan", E.tan, True, "The tangent of x radians.")
+asin = _unary("asin", E.asin, True, "The arc sine, in radians; NaN outside [-1, 1].")
+acos = _unary("acos", E.acos, True, "The arc cosine, in radians; NaN outside [-1, 1].")
+atan = _unary("atan", E.atan, True, "The arc tangent, in radians.")
+sinh = _unary("sinh", E.sinh, True, "The hyperbolic sine.")
+cosh = _unary("cosh", E.cosh, True, "The hyperbolic cosine.")
 negative = _unary("negative", E.neg, False, "-x; unsigned integers wrap.")
 abs = _unary("abs", E.abs_, False, "|x|; its gradient at 0 is 0.")  # noqa: A001
 sign = _unary("sign", E.sign, False, "-1, 0 or 1; its gradient is 0.")
@@ -56,6 +68,11 @@ subtract = _binary("subtract", E.sub, "x - y.")
 multiply = _binary("multiply", E.mul, "x * y.")
 maximum = _binary("maximum", E.maximum, "The larger; NaN if either is. Ties share the gradient evenly.")
 minimum = _binary("minimum", E.minimum, "The smaller; NaN if either is. Ties share the gradient evenly.")
+atan2 = _binary("atan2", lambda a, b: E.atan2(*_floats(a, b)), "The angle of the point (y, x), in radians: atan2(x, y) of NumPy's arctan2.")
+floor_divide = _binary("floor_divide", E.floor_divide, "x / y rounded down; integers by 0 give 0.")
+remainder = _binary("remainder", E.remainder, "x - floor(x / y) * y, with the sign of y; integers by 0 give 0.")
+left_shift = _binary("left_shift", E.shift_left, "x shifted left by y bits; 0 for 32 or more.")
+right_shift = _binary("right_shift", E.shift_right, "x shifted right by y bits, keeping the sign of signed numbers.")
 equal = _binary("equal", E.eq, "x == y.")
 not_equal = _binary("not_equal", E.ne, "x != y; true for NaN.")
 less = _binary("less", E.lt, "x < y.")
@@ -75,6 +92,22 @@ def divide(x: Value, y: Value) -> Array:
 def _float_or_number(x: Value) -> Value:
     """A Python number as a float, which takes the dtype beside it; anything else as a float array."""
     return float(x) if is_scalar(x) else wrap(floating("divide", x))
+
+
+def _floats(*nodes: Node) -> list[Node]:
+    return [n if n.dtype.kind == "f" else cast(n, dtype("f32")) for n in nodes]
+
+
+def isinf(x: Value) -> Array:
+    """True where x is an infinity."""
+    n = E.abs_(floating("isinf", x))
+    return wrap(E.eq(n, full(math.inf, n.shape, n.dtype)))
+
+
+def isfinite(x: Value) -> Array:
+    """True where x is neither NaN nor an infinity."""
+    n = E.abs_(floating("isfinite", x))
+    return wrap(E.lt(n, full(math.inf, n.shape, n.dtype)))
 
 
 def logical_and(x: Value, y: Value) -> Array:
@@ -112,17 +145,18 @@ def square(x: Value) -> Array:
 
 
 def power(x: Value, y: Value) -> Array:
-    """x to the power y. Whole Python exponents up to 64 multiply, so negative bases are right; 0**0 is 1."""
-    if is_scalar(y) and float(y) == int(y) and -64 <= y <= 64:
+    """x to the power y. Whole Python exponents up to 64 multiply, so negative bases are right; 0**0 is 1.
+
+    Other exponents: NaN for negative bases, as in NumPy; the gradient with respect to y is 0 where x <= 0.
+    """
+    if is_scalar(y) and -64 <= y <= 64 and float(y) == int(y):
         n = node(x)
         if y < 0:
             return divide(1.0, power(wrap(floating("power", x)), -y))
         return wrap(_whole_power(n, int(y)))
-    if is_scalar(y) and y == 0.5:
-        return sqrt(x)
-    if is_scalar(y) and y == -0.5:
-        return rsqrt(x)
-    raise TypeMismatch("power needs a whole or half Python exponent here")
+    if is_scalar(y) and y in (0.5, -0.5):
+        return sqrt(x) if y == 0.5 else rsqrt(x)
+    return wrap(E.pow_(*together("power", _float_or_number(x), _float_or_number(y))))
 
 
 def _whole_power(x: Node, y: int) -> Node:
@@ -147,22 +181,49 @@ def relu(x: Value) -> Array:
     return wrap(E.select(E.lt(n, zero), zero, n)) if n.dtype.kind != "f" else wrap(E.select(E.le(n, zero), zero, n))
 
 
-def sigmoid(x: Value) -> Array:
-    """1 / (1 + exp(-x))."""
-    n = floating("sigmoid", x)
-    return wrap(1.0 / (1.0 + E.exp(-n)))
+def softplus(x: Value) -> Array:
+    """log(1 + exp(x)), without overflow."""
+    n = floating("softplus", x)
+    return wrap(E.maximum(n, full(0, n.shape, n.dtype)) + E.log1p(E.exp(-E.abs_(n))))
+
+
+def leaky_relu(x: Value, slope: float = 0.01) -> Array:
+    """x where positive, else slope * x."""
+    n = floating("leaky_relu", x)
+    return wrap(E.select(E.gt(n, full(0, n.shape, n.dtype)), n, n * slope))
+
+
+def elu(x: Value, alpha: float = 1.0) -> Array:
+    """x where positive, else alpha * (exp(x) - 1)."""
+    n = floating("elu", x)
+    zero = full(0, n.shape, n.dtype)
+    return wrap(E.select(E.gt(n, zero), n, E.expm1(E.minimum(n, zero)) * alpha))
 
 
 def silu(x: Value) -> Array:
     """x * sigmoid(x)."""
     n = floating("silu", x)
-    return wrap(n / (1.0 + E.exp(-n)))
+    return wrap(n * E.sigmoid(n))
 
 
-def gelu(x: Value, approximate: str = "tanh") -> Array:
-    """The Gaussian error linear unit, by its tanh form (Hendrycks and Gimpel, 2016)."""
-    if approximate != "tanh":
-        raise TypeMismatch(f"gelu knows approximate='tanh', got {approximate!r}")
+def mish(x: Value) -> Array:
+    """x * tanh(softplus(x)) (Misra, 2019)."""
+    n = floating("mish", x)
+    return wrap(n * E.tanh(node(softplus(wrap(n)))))
+
+
+def hardswish(x: Value) -> Array:
+    """x * clip(x + 3, 0, 6) / 6 (Howard et al., 2019)."""
+    n = floating("hardswish", x)
+    return wrap(n * node(clip(wrap(n + 3.0), 0.0, 6.0)) * (1 / 6))
+
+
+def gelu(x: Value, approximate: str = "none") -> Array:
+    """The Gaussian error linear unit: exact with erf, or its tanh form (Hendrycks and Gimpel, 2016)."""
+    if approximate not in ("none", "tanh"):
+        raise TypeMismatch(f"gelu knows approximate='none' and 'tanh', got {approximate!r}")
     n = floating("gelu", x)
+    if approximate == "none":
+        return wrap(n * 0.5 * (E.erf(n * math.sqrt(0.5)) + 1.0))
     inner = (n + n * n * n * 0.044715) * math.sqrt(2 / math.pi)
     return wrap(n * 0.5 * (E.tanh(inner) + 1.0))

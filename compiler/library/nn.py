@@ -17,6 +17,16 @@ from ..types import bool_, i32
 from .convert import Value, broadcast_shapes, floating, node, one_axis, wrap
 from .indexing import take
 from .linalg import matmul
+from .math import elu as elu
+from .math import gelu as gelu
+from .math import hardswish as hardswish
+from .math import leaky_relu as leaky_relu
+from .math import mish as mish
+from .math import relu as relu
+from .math import sigmoid as sigmoid
+from .math import silu as silu
+from .math import softplus as softplus
+from .math import tanh as tanh
 from .reductions import mean_node
 
 

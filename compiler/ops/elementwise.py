@@ -160,6 +160,27 @@ rsqrt = _op("rsqrt", "eg_rsqrt{v}({0})", lambda x: 1 / np.sqrt(x), lambda ct, y,
 tanh = _op("tanh", "eg_tanh{v}({0})", np.tanh, lambda ct, y, x: (ct * (1.0 - y * y),), cost=16)
 sin = _op("sin", "eg_sin{v}({0})", np.sin, lambda ct, y, x: (ct * cos(x),), cost=14)
 cos = _op("cos", "eg_cos{v}({0})", np.cos, lambda ct, y, x: (ct * -sin(x),), cost=14)
+exp2 = _op("exp2", "eg_exp2{v}({0})", np.exp2, lambda ct, y, x: (ct * y * math.log(2),), cost=12)
+log2 = _op("log2", "eg_log2{v}({0})", np.log2, lambda ct, y, x: (ct / x * (1 / math.log(2)),), cost=14)
+expm1 = _op("expm1", "eg_expm1{v}({0})", np.expm1, lambda ct, y, x: (ct * (y + 1.0),), cost=16)
+log1p = _op("log1p", "eg_log1p{v}({0})", np.log1p, lambda ct, y, x: (ct / (x + 1.0),), cost=18)
+sigmoid = _op("sigmoid", "eg_sigmoid{v}({0})", lambda x: np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))), lambda ct, y, x: (ct * y * (1.0 - y),), cost=16)
+erf = _op("erf", "eg_erf{v}({0})", np.vectorize(math.erf, otypes=[float]), lambda ct, y, x: (ct * exp(-(x * x)) * (2 / math.sqrt(math.pi)),), cost=20)
+pow_ = _op("pow", "eg_pow{v}({0}, {1})", np.power, lambda ct, y, a, b: (ct * b * pow_(a, b - 1.0), select(gt(a, _zero(a)), ct * y * log(select(gt(a, _zero(a)), a, _like(a, 1.0))), _zero(ct))), arity=2, cost=40)
+# trigonometry, in radians
+tan = _op("tan", "eg_tan{v}({0})", np.tan, lambda ct, y, x: (ct * (1.0 + y * y),), cost=30)
+asin = _op("asin", "eg_asin{v}({0})", np.arcsin, lambda ct, y, x: (ct * rsqrt(1.0 - x * x),), cost=20)
+acos = _op("acos", "eg_acos{v}({0})", np.arccos, lambda ct, y, x: (-(ct * rsqrt(1.0 - x * x)),), cost=20)
+atan = _op("atan", "eg_atan{v}({0})", np.arctan, lambda ct, y, x: (ct / (1.0 + x * x),), cost=20)
+atan2 = _op("atan2", "eg_atan2{v}({0}, {1})", np.arctan2, lambda ct, y, a, b: (ct * b / (a * a + b * b), -(ct * a) / (a * a + b * b)), arity=2, cost=26)
+sinh = _op("sinh", "eg_sinh{v}({0})", np.sinh, lambda ct, y, x: (ct * cosh(x),), cost=24)
+cosh = _op("cosh", "eg_cosh{v}({0})", np.cosh, lambda ct, y, x: (ct * sinh(x),), cost=24)
+# division that rounds down, and its remainder, which has the sign of the divisor (NumPy); x // 0 is 0 for integers
+floor_divide = _op("floor_divide", "eg_floordiv{s}({0}, {1})", np.floor_divide, lambda ct, y, a, b: (None, None), arity=2, takes="fiu", cost=8)
+remainder = _op("remainder", "eg_mod{s}({0}, {1})", np.remainder, lambda ct, y, a, b: (ct, -(ct * floor_divide(a, b))), arity=2, takes="fiu", cost=10)
+# shifts by 32 or more give 0 (or the sign of a signed number shifted right), as in NumPy
+shift_left = _op("shift_left", "eg_shl{s}({0}, {1})", np.left_shift, arity=2, takes="iu", cost=2)
+shift_right = _op("shift_right", "eg_shr{s}({0}, {1})", np.right_shift, arity=2, takes="iu", cost=2)
 # comparison and logic; equality of bools is logic
 eq = _op("eq", "{0} == {1}", np.equal, arity=2, takes="fiub", result="bool")
 ne = _op("ne", {"f": "eg_ne{v}({0}, {1})", "i": "{0} != {1}", "u": "{0} != {1}", "b": "{0} != {1}"}, np.not_equal, arity=2, takes="fiub", result="bool")
