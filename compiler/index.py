@@ -121,7 +121,7 @@ class Index:
         assert by > 0
         if by == 1:
             return self
-        whole, rest = self._split(by)
+        whole, rest = self.parts(by)
         if 0 <= rest.lo and rest.hi < by:
             return whole
         common = math.gcd(by, rest.constant, *(c for _, c in rest.terms))
@@ -130,11 +130,9 @@ class Index:
             return whole + rest // by
         # (a*c + small) // by = (a*(c/g)) // (by/g) where g = gcd(c, by) and 0 <= small < g
         for g in sorted({math.gcd(c, by) for _, c in rest.terms} - {1}, reverse=True):
-            big = [(a, c) for a, c in rest.terms if c % g == 0]
-            small = Index(tuple(t for t in rest.terms if t[1] % g), rest.constant % g)
-            if big and 0 <= small.lo and small.hi < g and g > 1:
-                scaled = Index(tuple((a, c // g) for a, c in big), (rest.constant - rest.constant % g) // g)
-                return whole + scaled // (by // g)
+            big, small = rest.parts(g)
+            if big.terms and 0 <= small.lo and small.hi < g:
+                return whole + big // (by // g)
         if len(rest.terms) == 1 and rest.constant == 0 and rest.terms[0][1] == 1 and isinstance(rest.terms[0][0], Div):
             inner = rest.terms[0][0]
             return whole + inner.base // (inner.by * by)
@@ -144,7 +142,7 @@ class Index:
         assert by > 0
         if by == 1:
             return Index()
-        _, rest = self._split(by)
+        _, rest = self.parts(by)
         if 0 <= rest.lo and rest.hi < by:
             return rest
         if len(rest.terms) == 1 and rest.constant == 0 and rest.terms[0][1] == 1:
@@ -155,13 +153,17 @@ class Index:
         if common > 1:
             rest = Index(tuple((a, c // common) for a, c in rest.terms), rest.constant // common)
             return (rest % (by // common)) * common
+        # (a*c + small) % by = ((a*(c/g)) % (by/g)) * g + small where g = gcd(c, by) and 0 <= small < g
+        for g in sorted({math.gcd(c, by) for _, c in rest.terms} - {1}, reverse=True):
+            big, small = rest.parts(g)
+            if big.terms and 0 <= small.lo and small.hi < g:
+                return (big % (by // g)) * g + small
         return _sum([(Mod(rest, by), 1)], 0)
 
-    def _split(self, by: int) -> tuple[Index, Index]:
-        """self = by * first + second, where second holds what is not divisible term by term."""
-        whole = tuple((a, c // by) for a, c in self.terms if c % by == 0)
-        rest = tuple((a, c) for a, c in self.terms if c % by)
-        return Index(whole, self.constant // by), Index(rest, self.constant % by)
+    def parts(self, g: int) -> tuple[Index, Index]:
+        """self = g * first + second, where second holds what is not divisible by g term by term."""
+        big = Index(tuple((a, c // g) for a, c in self.terms if c % g == 0), self.constant // g)
+        return big, Index(tuple(t for t in self.terms if t[1] % g), self.constant % g)
 
     def coefficient(self, name: str) -> int | None:
         """The factor of variable `name` when self is linear in it, None when it stands inside / or %."""

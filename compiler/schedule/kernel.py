@@ -1,59 +1,108 @@
-"""A kernel before memory is laid out: what lowering gives and assembly makes `plan.Kernel`s of."""
+"""A kernel as code generation makes it: WGSL without buffer names, and what plan assembly must know to place it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import IRError
 from ..ir import Node
-from .plan import Access
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scratch:
-    """A value between two kernels of one group, such as the partial sums of a two-stage reduction.
+    """A value that lives between the kernels of one group, such as the partial sums of a two-stage reduction."""
 
-    Equal names within one group are one value; other groups have their own.
-    """
+    label: str
+    shape: tuple[int, ...]
+    dtype: str  # f32, f16, i32, u32 or bool (stored as u32)
 
-    name: str
-    nbytes: int
+    @property
+    def size(self) -> int:
+        total = 1
+        for n in self.shape:
+            total *= n
+        return total
 
 
-Value = Node | Scratch
-"""What a kernel binds."""
+Stored = Node | Scratch
+"""What a binding holds: a node of the program, in row-major order, or scratch of this group."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """One dispatch whose WGSL waits for the access of its bindings.
+    """One dispatch. Bindings are `writes`, then `reads`; binding k has WGSL element type `elements[k]`.
 
-    Bindings are numbered `writes` first, then `reads`; no value stands there twice. `render` gets
-    the access of each binding in that order: "read_write" for a write, and "read" for a read unless
-    its memory lies in a buffer that the kernel also writes.
+    `text` is WGSL without comment and bindings, in which `$k` stands for the name of binding k.
     """
 
-    name: str  # after the ops it runs: "dot_add_gelu"
-    template: str  # "contract_cpu.wgsl.j2"
-    reads: tuple[Value, ...]
-    writes: tuple[Value, ...]
-    grid: tuple[int, int, int]  # workgroups
-    workgroup: tuple[int, int, int]  # invocations of one
+    name: str  # after the ops it runs, e.g. "dot_add_gelu"
+    template: str  # "elementwise.wgsl.j2"
+    text: str
+    writes: tuple[Stored, ...]
+    reads: tuple[Stored, ...]
+    elements: tuple[str, ...]
+    grid: tuple[int, int, int]
+    workgroup: tuple[int, int, int]
     flops: int
     bytes_read: int
     bytes_written: int
-    computes: str  # one line in the IR's notation
-    render: Callable[[tuple[Access, ...]], str]
-    in_place: tuple[tuple[int, int], ...] = ()
-    """Pairs (i, j) such that writes[i] may lie in the very memory of reads[j]: an element of the read
-    is read only by the invocation that overwrites it, and before it does."""
-    trusted: bool = False  # every index is proved to be in bounds
-    features: tuple[str, ...] = ()  # device features that the WGSL needs: "subgroup"
+    computes: str  # one line in the IR's notation with `$k` for bindings
+    in_place: frozenset[tuple[int, int]] = frozenset()  # (k, j): writes[k] may take the memory of reads[j]
+    features: tuple[str, ...] = ()  # device features that it needs
+    trusted: bool = False  # every index is proved in bounds
 
-    def source(self, accesses: tuple[Access, ...]) -> str:
-        """The WGSL with its bindings declared as `accesses` says."""
-        need = len(self.writes) + len(self.reads)
-        if len(accesses) != need:
-            raise IRError(f"kernel {self.name} has {need} bindings, got {len(accesses)} accesses")
-        return self.render(accesses)
+    def source(self, names: Sequence[str], writable: frozenset[int] = frozenset()) -> str:
+        """The WGSL for bindings called `names`; `writable` are positions in `reads` bound as read_write.
+
+        (A buffer bound `read` must not be bound `read_write` by another binding of the same dispatch.)
+        """
+        names = identifiers(names, self.text)
+        lines = [
+            f"// {self.name}: {_named(self.computes, names)}",
+            f"// grid {_by(self.grid)} of {_by(self.workgroup)}, {self.flops} flop, "
+            f"{self.bytes_read} bytes read, {self.bytes_written} written",
+        ]
+        for k, (name, element) in enumerate(zip(names, self.elements, strict=True)):
+            written = k < len(self.writes) or k - len(self.writes) in writable
+            access = "read_write" if written else "read"
+            lines.append(f"@group(0) @binding({k}) var<storage, {access}> {name}: array<{element}>;")
+        enables = "enable f16;\n" if "shader-f16" in self.features else ""
+        return enables + "\n".join(lines) + "\n\n" + _named(self.text, names)
+
+    def describe(self, names: Sequence[str]) -> str:
+        """`computes` with the names of the bindings."""
+        return _named(self.computes, names)
+
+
+def identifiers(names: Sequence[str], text: str) -> list[str]:
+    """WGSL identifiers for buffers called `names` that clash neither with one another nor with words of `text`."""
+    taken = set(re.findall(r"[A-Za-z_]\w*", text)) | _WORDS
+    out: list[str] = []
+    for name in names:
+        word = re.sub(r"\W", "_", name).strip("_") or "buffer"
+        if not word[0].isalpha():
+            word = "b" + word
+        while word in taken:
+            word += "_b"
+        taken.add(word)
+        out.append(word)
+    return out
+
+
+def _named(text: str, names: Sequence[str]) -> str:
+    return re.sub(r"\$(\d+)", lambda m: names[int(m[1])], text)
+
+
+def _by(sizes: tuple[int, int, int]) -> str:
+    return "x".join(map(str, sizes))
+
+
+_WORDS = frozenset(
+    """alias array asm atomic binding bitcast bool break builtin case compute const const_assert continue continuing
+    default diagnostic discard do else enable enum export extends extern f16 f32 fallthrough false fn for from function
+    goto group handle i32 i64 if impl import in let loop main mat2x2 mat3x3 mat4x4 mod module move mut new null
+    override packed params pass private ptr pub read read_write ref requires resource return sampler self static storage
+    struct super switch target template texture this trait true type typedef u32 u64 uniform union unsafe unorm use
+    using var vec2 vec3 vec4 virtual void while with workgroup workgroup_size write yield""".split()
+)  # fmt: skip

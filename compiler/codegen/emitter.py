@@ -1,0 +1,413 @@
+"""Emits WGSL statements for the value of any node of a kernel's body at a symbolic index.
+
+Each value is one `let`, made once, in the outermost block where all that it needs is known: what does not depend on
+a loop's variable stands before the loop. Along a lane variable four neighbouring elements are one vec4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ..index import Atom, Div, Index, Mod, Var, flatten, index, variable
+from ..ir import IRError, Kind, Node, Source
+from ..ops.elementwise import Cast
+from ..schedule.kernel import Stored
+from ..types import DTYPES, DType, u32
+from .wgsl import cast, literal, storage_type, suffix, wgsl_type
+
+LANE = "lane4"
+"""The variable along which values are vec4."""
+V = variable(LANE, 4)
+_LANES = "vec4<u32>(0u, 1u, 2u, 3u)"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An expression that may be repeated at no cost (a name or a number), and the depth of the block that it needs."""
+
+    text: str
+    vector: bool = False
+    depth: int = 0
+    constant: bool = False
+
+
+@dataclass(slots=True)
+class Block:
+    lines: list[str] = field(default_factory=list)
+    values: dict[object, Value] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Access:
+    """How a kernel touches one binding."""
+
+    stored: Stored
+    dtype: str
+    size: int
+    vector: bool = False  # some access is of four aligned elements
+    at: list[tuple[Index, int]] = field(default_factory=list)  # flat indexes and the pass in which they stand
+
+
+class Emitter:
+    """Builds one kernel's statements. `memory` says what holds a node that the kernel reads instead of computing."""
+
+    def __init__(self, writes: Sequence[Stored], memory: dict[Node, Stored]) -> None:
+        self.memory = memory
+        self.blocks = [Block()]
+        self.accesses = [Access(w, *_type(w)) for w in writes]
+        self.outputs = len(writes)
+        self.bound: dict[Node, Value] = {}  # values of anchors: reductions and products
+        self.place: Callable[[Node], tuple[Index, ...] | None] = lambda node: None
+        self.variables: dict[str, Value] = {LANE: Value(_LANES, vector=True)}
+        self.phase = 0
+        self._names = 0
+        self._reads: dict[Node, int] = {}
+
+    # ---- blocks
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks) - 1
+
+    @contextmanager
+    def block(self, opening: str) -> Iterator[None]:
+        """Statements within stand in `opening { ... }`; what they can share with later blocks is put before it."""
+        self.blocks.append(Block())
+        yield
+        inner = self.blocks.pop()
+        self.line(f"{opening} {{", *inner.lines, "}")
+
+    def line(self, *lines: str) -> None:
+        self.blocks[-1].lines += lines
+
+    def variable(self, name: str, size: int, text: str | None = None, vector: bool = False) -> Index:
+        """The WGSL name `name`, a u32 in [0, size), as an index; with `text`, defined here."""
+        if text is not None and size > 1:
+            self.line(f"let {name} = {text};")
+        self.variables[name] = Value(name, vector, self.depth)
+        return variable(name, size)
+
+    def fresh(self, prefix: str) -> str:
+        self._names += 1
+        return f"{prefix}_{self._names}"
+
+    def let(self, key: object, prefix: str, text: str, depth: int, vector: bool) -> Value:
+        """`text` under a new name, remembered under `key` while its block lasts."""
+        value = Value(self.fresh(prefix), vector, depth)
+        self.blocks[depth].lines.append(f"let {value.text} = {text};")
+        self.blocks[depth].values[key] = value
+        return value
+
+    def known(self, key: object) -> Value | None:
+        for block in self.blocks:
+            if key in block.values:
+                return block.values[key]
+        return None
+
+    @property
+    def text(self) -> str:
+        assert self.depth == 0
+        return "\n".join(self.blocks[0].lines)
+
+    # ---- values of nodes
+
+    def value(self, node: Node, at: tuple[Index, ...]) -> Value:
+        """The element of `node` at `at`, or four along the lane variable where `at` depends on it."""
+        if node in self.bound:
+            return self.bound[node]
+        placed = self.place(node)
+        at = at if placed is None else placed
+        if node in self.memory:
+            return self.load(node, flatten(at, node.shape))
+        if node.kind is Kind.LITERAL:
+            return Value(literal(node.op.number, node.dtype), constant=True)  # type: ignore[attr-defined]
+        known = self.known((node, at))
+        if known is not None:
+            return known
+        match node.kind:
+            case Kind.ELEMENTWISE:
+                return self._elementwise(node, at)
+            case Kind.IOTA:
+                return self._iota(node, at)
+            case Kind.MOVE:
+                return self._move(node, at)
+            case _:
+                raise IRError(f"illegal kernel: {node!r} has no value inside it")
+
+    def _elementwise(self, node: Node, at: tuple[Index, ...]) -> Value:
+        operands = [self.value(o, at) for o in node.operands]
+        if all(o.constant for o in operands):
+            operands = [self._variable(o) for o in operands]  # keeps the shader compiler from folding it: 1/0 is an error
+        vector = any(o.vector for o in operands)
+        texts = [self.splat(o, n.dtype, vector) for o, n in zip(operands, node.operands, strict=True)]
+        text = _expression(node, texts, vector)
+        depth = max(o.depth for o in operands)
+        if re.fullmatch(r"\w+", text):
+            return Value(text, vector, depth)  # an op that is the identity
+        return self.let((node, at), node.op.name, text, depth, vector)
+
+    def _variable(self, constant: Value) -> Value:
+        key = ("variable", constant.text)
+        known = self.known(key)
+        if known is None:
+            known = self.blocks[0].values[key] = Value(self.fresh("number"))
+            self.blocks[0].lines.append(f"var {known.text} = {constant.text};")
+        return known
+
+    def _iota(self, node: Node, at: tuple[Index, ...]) -> Value:
+        position = self.index(at[node.op.axis])  # type: ignore[attr-defined]
+        if node.dtype is u32:
+            return position
+        text = cast(position.text, u32, node.dtype, position.vector)
+        return self.let((node, at), "iota", text, position.depth, position.vector)
+
+    def _move(self, node: Node, at: tuple[Index, ...]) -> Value:
+        def load(operand: int, where: tuple[Index, ...], bound: int) -> Index:
+            return self._given(node.operands[operand], where, bound)
+
+        types = [o.type for o in node.operands]
+        sources = node.op.sources(at, types, load)  # type: ignore[attr-defined]
+        out: Value | None = None
+        for source in reversed(sources):
+            condition = self._condition(source)
+            if condition is False:
+                continue
+            value = self.value(node.operands[source.operand], source.index)
+            if out is None or condition is True:
+                out = value
+                continue
+            vector = out.vector or value.vector or condition.vector
+            no, yes = self.splat(out, node.dtype, vector), self.splat(value, node.dtype, vector)
+            where = f"vec4<bool>({condition.text})" if vector and not condition.vector else condition.text
+            depth = max(out.depth, value.depth, condition.depth)
+            out = self.let((node, at, source.operand), node.op.name, f"select({no}, {yes}, {where})", depth, vector)
+        assert out is not None, f"{node!r} has no source"
+        self.blocks[out.depth].values[node, at] = out
+        return out
+
+    def _condition(self, source: Source) -> Value | bool:
+        """Whether the source holds: known from the ranges, or a WGSL bool."""
+        parts: list[Value] = []
+        for position, lower, upper in source.condition:
+            if position.hi < lower or position.lo >= upper:
+                return False
+            if position.lo >= lower and position.hi < upper:
+                continue
+            # u32 wraps: one comparison does for both bounds
+            shifted = self.index(position - lower)
+            bound = f"vec4<u32>({upper - lower}u)" if shifted.vector else f"{upper - lower}u"
+            key = ("below", position - lower, upper - lower)
+            text = f"{shifted.text} < {bound}"
+            known = self.known(key)
+            parts.append(known or self.let(key, "inside", text, shifted.depth, shifted.vector))
+        if not parts:
+            return True
+        vector = any(p.vector for p in parts)
+        texts = [f"vec4<bool>({p.text})" if vector and not p.vector else p.text for p in parts]
+        if len(parts) == 1:
+            return Value(texts[0], vector, parts[0].depth)
+        key = ("all", *texts)
+        known = self.known(key)
+        return known or self.let(key, "inside", " & ".join(texts), max(p.depth for p in parts), vector)
+
+    def _given(self, node: Node, at: tuple[Index, ...], bound: int) -> Index:
+        """The position that an integer node names: below 0 from the end, clipped into [0, bound)."""
+        if bound == 1:
+            return Index()
+        value = self.value(node, at)
+        key = ("position", node, at, bound)
+        known = self.known(key)
+        if known is None:
+            four = "4" if value.vector else ""
+            last = self.splat(Value(f"{bound - 1}u"), u32, value.vector)
+            text = f"min({value.text}, {last})" if node.dtype.kind == "u" else f"eg_wrap{four}({value.text}, {bound}u)"
+            known = self.let(key, "position", text, value.depth, value.vector)
+            self.variables[known.text] = known
+        return variable(known.text, bound)
+
+    def splat(self, value: Value, dtype: DType, vector: bool) -> str:
+        return f"{wgsl_type(dtype, True)}({value.text})" if vector and not value.vector else value.text
+
+    # ---- memory
+
+    def load(self, node: Node, flat: Index) -> Value:
+        """The stored node's element at row-major position `flat`."""
+        access = self._read(node)
+        flat = self._clamped(flat, access)
+        known = self.known((node, flat))
+        if known is not None:
+            return known
+        access.at.append((flat, self.phase))
+        k = self._reads[node]
+        if not self._is_vector(flat):
+            at = self.index(flat)
+            return self.let((node, flat), "load", _loaded(_scalar(k, at.text), access.dtype, False), at.depth, False)
+        if aligned(flat, access.size):
+            access.vector = True
+            at = self.index(Index(tuple((a, c // 4) for a, c in (flat - V).terms), flat.constant // 4))
+            return self.let((node, flat), "load", _loaded(f"${k}[{at.text}]", access.dtype, True), at.depth, True)
+        return self._gathered(node, flat, k, access)
+
+    def _gathered(self, node: Node, flat: Index, k: int, access: Access) -> Value:
+        vectors = [v for v in flat.variables if self.variables[v].vector]
+        if vectors == [LANE]:
+            each = [self.index(flat.substitute({LANE: index(c)})) for c in range(4)]
+        else:
+            at = self.index(flat)
+            each = [Value(f"{at.text}.{c}", depth=at.depth) for c in "xyzw"]
+        items = ", ".join(_scalar(k, e.text) for e in each)
+        text = f"{storage_type(access.dtype, True)}({items})"
+        depth = max(e.depth for e in each)
+        return self.let((node, flat), "load", _loaded(text, access.dtype, True), depth, True)
+
+    def _read(self, node: Node) -> Access:
+        if node not in self._reads:
+            self._reads[node] = len(self.accesses)
+            self.accesses.append(Access(self.memory[node], *_type(self.memory[node])))
+        return self.accesses[self._reads[node]]
+
+    def _clamped(self, flat: Index, access: Access) -> Index:
+        """`flat` kept inside the operand where it may leave it (for a value that is then not selected)."""
+        if 0 <= flat.lo and flat.hi < access.size:
+            return flat
+        lane = V if flat.coefficient(LANE) == 1 and access.size % 4 == 0 and (flat - V).divisible(4) else Index()
+        base = flat - lane
+        at = self.index(base)
+        last = access.size - (4 if lane.terms else 1)
+        key = ("clamped", base, last)
+        known = self.known(key)
+        if known is None:
+            bound = self.splat(Value(f"{last}u"), u32, at.vector)
+            text = f"min({at.text}, {bound})"
+            if lane.terms:
+                text = f"{text} / 4u"
+            known = self.let(key, "at", text, at.depth, at.vector)
+            self.variables[known.text] = known
+        if lane.terms:
+            return variable(known.text, last // 4 + 1) * 4 + lane
+        return variable(known.text, access.size)
+
+    def store(self, k: int, flat: Index, value: Value, dtype: DType) -> None:
+        """Write `value` to output k at row-major position `flat`."""
+        access = self.accesses[k]
+        access.at.append((flat, self.phase))
+        vector = self._is_vector(flat)
+        text = self.splat(value, dtype, vector)
+        if dtype.kind == "b":
+            text = f"select(vec4<u32>(0u), vec4<u32>(1u), {text})" if vector else f"select(0u, 1u, {text})"
+        if not vector:
+            self.line(f"{_scalar(k, self.index(flat).text)} = {text};")
+        elif aligned(flat, access.size) and access.vector:
+            at = self.index(Index(tuple((a, c // 4) for a, c in (flat - V).terms), flat.constant // 4))
+            self.line(f"${k}[{at.text}] = {text};")
+        else:
+            name = self.fresh("out")
+            self.line(f"let {name} = {text};")
+            for c in range(4):
+                at = self.index(flat.substitute({LANE: index(c)}))
+                self.line(f"{_scalar(k, at.text)} = {name}.{'xyzw'[c]};")
+
+    def _is_vector(self, flat: Index) -> bool:
+        return any(self.variables[v].vector for v in flat.variables)
+
+    # ---- indexes
+
+    def index(self, at: Index) -> Value:
+        """A symbolic index as a u32 expression, vec4<u32> where it depends on a vector variable."""
+        if not at.terms:
+            return Value(f"{at.constant % 2**32}u", constant=True)
+        if len(at.terms) == 1 and at.constant == 0 and at.terms[0][1] == 1:
+            return self._atom(at.terms[0][0])
+        known = self.known(at)
+        if known is not None:
+            return known
+        terms = [(self._atom(a), c) for a, c in at.terms]
+        plain = _sum([(t.text, c) for t, c in terms if not t.vector], at.constant)
+        depth = max(t.depth for t, _ in terms)
+        lanes = [(t.text, c) for t, c in terms if t.vector]
+        if not lanes:
+            return self.let(at, "at", plain, depth, False)
+        wide = _sum([(t, c) for t, c in lanes], 0, vector=True)
+        text = wide if plain == "0u" else f"vec4<u32>({plain}) + {wide}"
+        return self.let(at, "at", text, depth, True)
+
+    def _atom(self, atom: Atom) -> Value:
+        if isinstance(atom, Var):
+            return self.variables[atom.name]
+        known = self.known(atom)
+        if known is not None:
+            return known
+        # u32 has no negative numbers: shift the base by a multiple of the divisor
+        shift = -(atom.base.lo // atom.by) if atom.base.lo < 0 else 0
+        base = self.index(atom.base + shift * atom.by)
+        by, power = atom.by, atom.by & (atom.by - 1) == 0
+        splat = (lambda t: f"vec4<u32>({t})") if base.vector else (lambda t: t)
+        match atom:
+            case Mod() if power:
+                text, prefix = f"{base.text} & {splat(f'{by - 1}u')}", "rem"
+            case Mod():
+                quotient = self._atom(Div(atom.base + shift * atom.by, by))
+                text, prefix = f"{base.text} - {quotient.text} * {splat(f'{by}u')}", "rem"
+            case _:
+                text = f"{base.text} >> {splat(f'{by.bit_length() - 1}u')}" if power else f"{base.text} / {splat(f'{by}u')}"
+                text, prefix = (f"({text}) - {splat(f'{shift}u')}" if shift else text), "quo"
+        return self.let(atom, prefix, text, base.depth, base.vector)
+
+
+def aligned(flat: Index, size: int) -> bool:
+    """Whether four elements along the lane variable from `flat` on are one vec4 in memory."""
+    return size % 4 == 0 and flat.coefficient(LANE) == 1 and (flat - V).divisible(4)
+
+
+def _type(stored: Stored) -> tuple[str, int]:
+    if isinstance(stored, Node):
+        return stored.dtype.name, stored.type.size
+    return stored.dtype, stored.size
+
+
+def _scalar(k: int, at: str) -> str:
+    """One element of binding k, spelled once it is known whether the binding holds scalars or vec4."""
+    return f"«{k}|{at}»"
+
+
+def _loaded(text: str, dtype: str, vector: bool) -> str:
+    if dtype != "bool":
+        return text
+    return f"{text} != vec4<u32>(0u)" if vector else f"{text} != 0u"
+
+
+def _sum(terms: list[tuple[str, int]], constant: int, vector: bool = False) -> str:
+    """terms and a constant added up, positive ones first."""
+    def product(text: str, c: int) -> str:
+        by = f"vec4<u32>({c}u)" if vector else f"{c}u"
+        return text if c == 1 else f"{text} * {by}"
+
+    up = [product(t, c) for t, c in terms if c > 0] + ([f"{constant}u"] if constant > 0 else [])
+    down = [product(t, -c) for t, c in terms if c < 0] + ([f"{-constant}u"] if constant < 0 else [])
+    zero = "vec4<u32>(0u)" if vector else "0u"
+    text = " + ".join(up) if up else zero
+    return " - ".join([text, *down])
+
+
+def _expression(node: Node, texts: list[str], vector: bool) -> str:
+    op, last = node.op, node.operands[-1].dtype
+    if isinstance(op, Cast):
+        return cast(texts[0], last, DTYPES[op.to], vector)
+    template = op.wgsl if isinstance(op.wgsl, str) else op.wgsl[last.kind]  # type: ignore[attr-defined]
+    return template.format(*texts, T=wgsl_type(last, vector), v="4" if vector else "", s=suffix(last, vector))
+
+
+def spell(text: str, vectors: Sequence[bool]) -> str:
+    """`text` with its scalar accesses spelled for bindings of vec4 or of scalars."""
+    def one(match: re.Match[str]) -> str:
+        k, at = int(match[1]), match[2]
+        if not vectors[k]:
+            return f"${k}[{at}]"
+        if re.fullmatch(r"\d+u", at):
+            return f"${k}[{int(at[:-1]) // 4}u][{int(at[:-1]) % 4}u]"
+        return f"${k}[{at} >> 2u][{at} & 3u]"
+
+    return re.sub(r"«(\d+)\|([^»]*)»", one, text)

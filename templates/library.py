@@ -1,0 +1,43 @@
+"""The WGSL functions `eg_*` of lib/: a kernel gets the ones that it calls, and what those call."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from . import render
+
+_CALL = re.compile(r"\beg_\w+(?=\()")
+_DEFINITION = re.compile(r"^fn (eg_\w+)\(.*?^}$", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def definitions() -> dict[str, str]:
+    """Every function of lib/ by name."""
+    found: dict[str, str] = {}
+    for path in sorted((Path(__file__).parent / "lib").glob("*.wgsl.j2")):
+        for match in _DEFINITION.finditer(render(f"lib/{path.name}")):
+            assert match[1] not in found, f"{match[1]} is defined twice in templates/lib"
+            found[match[1]] = match[0]
+    return found
+
+
+def functions(text: str) -> str:
+    """The definitions of the library functions that `text` needs, called ones first."""
+    known, done = definitions(), dict[str, str]()
+
+    def visit(name: str) -> None:
+        if name in done:
+            return
+        if name not in known:
+            raise KeyError(f"templates/lib has no function {name}")
+        for called in _CALL.findall(known[name]):
+            if called != name:
+                visit(called)
+        done[name] = known[name]
+
+    for name in _CALL.findall(text):
+        if not re.search(rf"\bfn {name}\(", text):
+            visit(name)
+    return "\n".join(done.values())
