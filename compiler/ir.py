@@ -62,6 +62,10 @@ class Op:
         """Cotangents of the operands; None where the gradient is zero or there is none."""
         raise NotImplementedError
 
+    def expansions(self, *operands: Node) -> Sequence[Node]:
+        """Equal programs of simpler ops, which the e-graph holds beside this one; the first is the plain lowering."""
+        return ()
+
     def flops(self, result: Type, *operands: Type) -> int:
         """Scalar operations to compute the result from its operands."""
         return 0

@@ -26,6 +26,8 @@ from .move import transpose as transpose
 from . import random as random
 from .reduce import reduce as reduce
 from .scatter import scatter_add as scatter_add
+from .window import conv as conv
+from .window import windows as windows
 
 
 def full(value: float, shape: Sequence[int], dtype: DType) -> Node:
