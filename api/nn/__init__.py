@@ -1,0 +1,31 @@
+"""Neural networks: modules (frozen dataclasses of arrays) and the functions they are made of."""
+
+from eggpu.compiler.library.math import gelu as gelu
+from eggpu.compiler.library.math import relu as relu
+from eggpu.compiler.library.math import sigmoid as sigmoid
+from eggpu.compiler.library.math import silu as silu
+from eggpu.compiler.library.math import tanh as tanh
+from eggpu.compiler.library.nn import cross_entropy as cross_entropy
+from eggpu.compiler.library.nn import embedding as embedding
+from eggpu.compiler.library.nn import layer_norm as layer_norm
+from eggpu.compiler.library.nn import linear as linear
+from eggpu.compiler.library.nn import log_softmax as log_softmax
+from eggpu.compiler.library.nn import rms_norm as rms_norm
+from eggpu.compiler.library.nn import scaled_dot_product_attention as scaled_dot_product_attention
+from eggpu.compiler.library.nn import softmax as softmax
+from eggpu.nn.layers import MLP as MLP
+from eggpu.nn.layers import Embedding as Embedding
+from eggpu.nn.layers import LayerNorm as LayerNorm
+from eggpu.nn.layers import Linear as Linear
+from eggpu.nn.layers import RMSNorm as RMSNorm
+from eggpu.nn.module import Module as Module
+from eggpu.nn.module import StateError as StateError
+from eggpu.nn.module import count_parameters as count_parameters
+from eggpu.nn.module import load_state_dict as load_state_dict
+from eggpu.nn.module import named_parameters as named_parameters
+from eggpu.nn.module import state_dict as state_dict
+from eggpu.nn.module import summary as summary
+from eggpu.nn.transformer import GPT as GPT
+from eggpu.nn.transformer import Block as Block
+from eggpu.nn.transformer import FeedForward as FeedForward
+from eggpu.nn.transformer import MultiHeadAttention as MultiHeadAttention
