@@ -1,0 +1,175 @@
+"""Extraction: the choice of e-nodes, of stored values and of kernels in one search for the least total cost."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..ir import Graph, Node, make
+from ..ops.move import reshape
+from ..schedule.selection import Group, Selection, stored_base
+from ..schedule.target import Target
+from .explain import Choice, choices
+from .graph import VIEW, Problem, problem
+from .greedy import greedy, node_costs
+from .orbits import colors
+from .plan import Draft, start
+from .price import Pricer
+from .report import ExtractionReport, Totals, totals
+from .search import Effort, Search
+from .snapshot import Snapshot, from_nodes
+
+
+def extract(
+    snapshot: Snapshot, target: Target, graph: Graph, effort: int = 6, explain: int = 60
+) -> tuple[Selection, ExtractionReport]:
+    """The cheapest program found in `snapshot` for `graph`'s outputs, and its kernels.
+
+    `effort` bounds the rounds of the search: one round makes no kicks, more than 6 end only when nothing is gained.
+    `explain` is how many alternatives the report prices. Equal arguments give equal results.
+    """
+    bounds = _effort(effort)
+    with _no_collector():
+        p = problem(snapshot, target.max_bindings)
+        pricer = Pricer(p, target)
+        color = colors(p)
+        fused = two_step(p, pricer, color)
+        two_steps = totals(fused)
+        draft = start(p, pricer, greedy(p, node_costs(p, pricer, fused=True)))
+        search = Search(draft, bounds, color)
+        search.run()
+        if fused.cost < draft.cost:
+            draft, search = fused, Search(fused, bounds, color)
+            search.run()
+        selection = decode(draft, graph)
+        table: list[Choice] = choices(search, explain)
+        report = ExtractionReport(
+            name=graph.name,
+            target=target.name,
+            nodes=sum(len(p.candidates[c]) for c in p.live),
+            classes=len(p.live),
+            orbits=len(search.members),
+            traced=as_traced(graph, target),
+            greedy=two_steps,
+            joint=totals(draft),
+            stored=sum(k >= 0 for k in draft.kern),
+            inlined=sum(bool(q) and k < 0 for q, k in zip(draft.inside, draft.kern, strict=True)),
+            recomputed=sum(len(q) > 1 and k < 0 for q, k in zip(draft.inside, draft.kern, strict=True)),
+            choices=tuple(table),
+        )
+    return selection, report
+
+
+def _effort(rounds: int) -> Effort:
+    if rounds > 6:
+        return Effort(rounds, representatives=8, descent=120, near_misses=1000, enough=1e-6)
+    return Effort(rounds, kick=rounds > 1)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """The search makes millions of short-lived tuples, which the collector would scan again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def as_traced(graph: Graph, target: Target) -> Totals:
+    """What the program costs when each op that computes is a kernel."""
+    p = problem(from_nodes(list(graph.outputs)), target.max_bindings, condense=False)
+    pricer = Pricer(p, target)
+    return totals(start(p, pricer, greedy(p, node_costs(p, pricer, fused=False)), everything=True))
+
+
+def two_step(p: Problem, pricer: Pricer, color: list[int]) -> Draft:
+    """The usual way: e-nodes first, then one pass of fusion."""
+    draft = start(p, pricer, greedy(p, node_costs(p, pricer, fused=False)))
+    search = Search(draft, Effort(kick=False), color)
+    for kind in ("inline", "merge", "sibling"):
+        search.sweep(kind)
+    return draft
+
+
+def decode(draft: Draft, graph: Graph) -> Selection:
+    """The draft's program as nodes, its kernels as groups."""
+    nodes = _nodes(draft)
+    sources = _sources(draft, graph, nodes)
+    groups: list[Group] = []
+    written: set[Node] = set()
+    for k in _depth_first(draft):
+        priced = draft.kernels[k]
+        outs = dict.fromkeys(stored_base(nodes[c]) for c in priced.outs)
+        new = tuple(n for n in outs if n not in written)  # equal values that the e-graph did not know to be equal
+        written.update(new)
+        if new:
+            operands = dict.fromkeys(nodes[c] for c in priced.operands)
+            groups.append(Group(new, tuple(operands), priced.cost))
+    outputs = tuple(nodes[r] for r in draft.p.snapshot.roots)
+    return Selection(graph.replace(outputs=outputs, sources=sources), tuple(groups))
+
+
+def _nodes(draft: Draft) -> dict[int, Node]:
+    """The node of each class that the program uses; views become reshapes, so that they name stored memory."""
+    p = draft.p
+    snapshot = p.snapshot
+    nodes: dict[int, Node] = {}
+    for root in snapshot.roots:
+        stack = [root]
+        while stack:
+            c = stack[-1]
+            n = draft.choice[c]
+            missing = [k for k in snapshot.kids[n] if k not in nodes] if c not in nodes else []
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            stack.pop()
+            if c in nodes:
+                continue
+            operands = [nodes[k] for k in snapshot.kids[n]]
+            if p.role[n] == VIEW:
+                nodes[c] = reshape(operands[0], snapshot.types[c].shape)  # type: ignore[union-attr]
+            else:
+                nodes[c] = make(snapshot.ops[n], *operands)
+    return nodes
+
+
+def _sources(draft: Draft, graph: Graph, nodes: dict[int, Node]) -> dict[Node, str]:
+    """The user's line of each node: that of a traced node of its class, else that of a reader."""
+    snapshot = draft.p.snapshot
+    lines: dict[int, str] = {}
+    for node, line in graph.sources.items():
+        c = snapshot.class_of.get(node)
+        if c is not None and line:
+            lines.setdefault(c, line)
+    for c in reversed(nodes):
+        if c in lines:
+            for k in snapshot.kids[draft.choice[c]]:
+                lines.setdefault(k, lines[c])
+    sources = dict(graph.sources)
+    for c, node in nodes.items():
+        if c in lines:
+            sources.setdefault(node, lines[c])
+    return sources
+
+
+def _depth_first(draft: Draft) -> list[int]:
+    """Kernels in the order in which the program's results need them."""
+    p, out, seen = draft.p, dict[int, None](), set[int]()
+    for c in p.roots:
+        while p.role[draft.choice[c]] == VIEW:
+            c = p.kids[draft.choice[c]][0]
+        stack = [(draft.kern[c], False)]
+        while stack:
+            k, left = stack.pop()
+            if left:
+                out[k] = None
+            elif k >= 0 and k not in seen:
+                seen.add(k)
+                stack.append((k, True))
+                stack.extend((draft.kern[o], False) for o in reversed(draft.kernels[k].operands))
+    return list(out)

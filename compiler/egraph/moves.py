@@ -1,0 +1,222 @@
+"""The moves around one class, by kind, each with a key that is the same in every class of its orbit.
+
+    tuple       an op with several results for all of them, also for those that are views or computed some other way
+    inline      no longer stored: its readers compute it
+    merge       its kernel and a reader's become one
+    sibling     two kernels with a common operand become one
+    flip        another e-node
+    put         a kernel near it stores it: one that computes it, reads it, or makes what it is computed from
+    recompute   a value computed in several kernels is stored
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from .graph import ANCHORS, BCAST, CONTRACT, EW, GET, MOVE, RED, TRANS, VIEW, Problem
+from .plan import NEW, Draft, Move
+from .price import MOST_OUTPUTS
+
+MoveKind = Literal["tuple", "inline", "merge", "sibling", "flip", "put", "recompute"]
+Key = tuple[object, ...]
+CROWD = 16  # readers of one operand beyond which they are not tried as siblings
+
+
+class Moves:
+    """Generates moves for a draft; `color` names orbits."""
+
+    def __init__(self, draft: Draft, color: list[int]) -> None:
+        self.draft, self.p, self.color = draft, draft.p, color
+        self.views: dict[int, list[tuple[int, int]]] = {}  # of a class: (class, e-node)
+        self.tuples: dict[int, list[int]] = {}  # tuple classes that a class may come from, views included
+        for c in self.p.live:
+            for n in self.p.candidates[c]:
+                if self.p.role[n] in (TRANS, VIEW):
+                    self.views.setdefault(self.p.kids[n][0], []).append((c, n))
+        for t, results in self.p.results.items():
+            for x in results:
+                for y in (x, *(y for y, _ in self.views.get(x, ()))):
+                    self.tuples.setdefault(y, []).append(t)
+
+    def around(self, c: int, kind: MoveKind) -> Iterator[tuple[Key, Move]]:
+        """The moves of one kind; generated from the draft as it is when asked for the first."""
+        match kind:
+            case "tuple":
+                return iter(self._tuple(c))
+            case "inline":
+                return iter(self._inline(c))
+            case "merge":
+                return iter(self._merge(c))
+            case "sibling":
+                return iter(self._sibling(c))
+            case "flip":
+                return iter(self._flip(c))
+            case "put":
+                return iter(self._put(c))
+            case "recompute":
+                return iter(self._recompute(c))
+
+    def is_live(self, c: int) -> bool:
+        return self.draft.kern[c] >= 0 or bool(self.draft.inside[c])
+
+    def kernel_key(self, k: int) -> Key:
+        return tuple(sorted(self.color[o] for o in self.draft.kernels[k].outs))
+
+    def _inline(self, c: int) -> list[tuple[Key, Move]]:
+        d = self.draft
+        if d.kern[c] < 0 or c in d.must or not d.readers[c]:
+            return []
+        return [((), Move(drop=(c,)))]
+
+    def _merge(self, c: int) -> list[tuple[Key, Move]]:
+        d, k = self.draft, self.draft.kern[c]
+        if k < 0:
+            return []
+        mine = len(d.kernels[k].outs)
+        return [
+            (self.kernel_key(q), Move(merge=(q, k)))
+            for q in sorted(d.readers[c])
+            if q != k and len(d.kernels[q].outs) + mine <= MOST_OUTPUTS + 2 and self._fit(q, k)
+        ]
+
+    def _sibling(self, c: int) -> list[tuple[Key, Move]]:
+        d, k = self.draft, self.draft.kern[c]
+        if k < 0 or len(d.kernels[k].outs) >= MOST_OUTPUTS:
+            return []
+        mine = d.kernels[k]
+        near: set[int] = set()
+        for o in mine.operands:
+            if len(d.readers[o]) <= CROWD:
+                near |= d.readers[o]
+        out: list[tuple[Key, Move]] = []
+        for q in sorted(near):
+            other = d.kernels[q]
+            if q == k or (q < k and len(other.outs) == 1):
+                continue  # tried from the other side
+            bindings = len(mine.outs) + len(other.outs) + len({*mine.operands, *other.operands})
+            if len(mine.outs) + len(other.outs) <= MOST_OUTPUTS and self._fit(k, q):
+                if bindings <= d.pricer.target.max_bindings:
+                    out.append((self.kernel_key(q), Move(merge=(k, q))))
+        return out
+
+    def _flip(self, c: int) -> list[tuple[Key, Move]]:
+        d, p = self.draft, self.p
+        if len(p.candidates[c]) < 2 or not self.is_live(c):
+            return []
+        return [
+            ((p.label[n], *[self.color[k] for k in p.kids[n]]), Move(flips=((c, n),)))
+            for n in p.candidates[c]
+            if n != d.choice[c] and all(d.choice[k] >= 0 for k in p.kids[n])
+        ]
+
+    def _recompute(self, c: int) -> list[tuple[Key, Move]]:
+        d = self.draft
+        if d.kern[c] >= 0 or len(d.inside[c]) < 2:
+            return []
+        role = self.p.role[d.choice[c]]
+        return [((), Move(put=((c, NEW),)))] if role in ANCHORS or role in (EW, MOVE) else []
+
+    def _put(self, c: int) -> list[tuple[Key, Move]]:
+        d, p = self.draft, self.p
+        if not self.is_live(c):
+            return []
+        n = d.choice[c]
+        role = p.role[n]
+        if role not in ANCHORS and role not in (EW, TRANS, MOVE):
+            return []
+        near = self._makers(n) | d.inside[c] | d.readers[c]
+        if role == RED:
+            near |= self._same_rows(near, n)
+        return [
+            (self.kernel_key(q), Move(put=((c, q),)))
+            for q in sorted(near)
+            if q != d.kern[c] and len(d.kernels[q].outs) < MOST_OUTPUTS and self._can_store(c, q)
+        ]
+
+    def _makers(self, n: int) -> set[int]:
+        """Kernels that store what e-node n is computed from."""
+        d, p = self.draft, self.p
+        near: set[int] = set()
+        stack, seen = list(p.kids[n]), set(p.kids[n])
+        while stack:
+            k = stack.pop()
+            if d.kern[k] >= 0:
+                near.add(d.kern[k])
+            elif d.choice[k] >= 0 and p.role[d.choice[k]] in (VIEW, BCAST, TRANS):
+                new = [x for x in p.kids[d.choice[k]] if x not in seen]
+                seen.update(new)
+                stack.extend(new)
+        return near
+
+    def _same_rows(self, near: set[int], n: int) -> set[int]:
+        """Kernels that reduce the rows of reduction n, among those that read what kernels nearby read."""
+        d, p = self.draft, self.p
+        patterns = (p.mark[n], p.across.get(p.mark[n], -1))
+        return {
+            z
+            for q in near
+            for o in d.kernels[q].operands
+            if len(d.readers[o]) <= CROWD
+            for z in d.readers[o]
+            if d.kernels[z].pattern in patterns
+        }
+
+    def _tuple(self, t: int) -> list[tuple[Key, Move]]:
+        d, p = self.draft, self.p
+        flips: list[tuple[int, int]] = []
+        drop: list[int] = []
+        differs = False
+        for x in dict.fromkeys(p.results.get(t, ())):
+            n = next(n for n in p.candidates[x] if p.role[n] == GET and p.kids[n][0] == t)
+            flips.append((x, n))
+            differs |= self.is_live(x) and d.choice[x] != n
+            for y, view in self.views.get(x, ()):
+                if self.is_live(y) and d.choice[y] >= 0 and p.role[d.choice[y]] == CONTRACT:
+                    flips.append((y, view))
+                    differs = True
+                    if d.kern[y] >= 0 and y not in d.must:
+                        drop.append(y)
+        if not differs:
+            return []
+        return [
+            (
+                (p.label[n],),
+                Move(flips=(*flips, (t, n)) if d.choice[t] != n else tuple(flips), drop=tuple(drop)),
+            )
+            for n in p.candidates[t]
+            if all(d.choice[k] >= 0 for k in p.kids[n])
+        ]
+
+    # -- cheap necessary conditions
+
+    def _fit(self, a: int, b: int) -> bool:
+        """Can two kernels become one: the same rows or iteration space, at most one anchor."""
+        x, y = self.draft.kernels[a], self.draft.kernels[b]
+        if x.pattern < 0 and y.pattern >= 0:
+            x, y = y, x
+        if x.pattern >= 0:
+            if x.anchor >= 0 or y.anchor >= 0:
+                return False
+            if y.pattern >= 0:
+                return x.pattern == y.pattern or self.p.across.get(x.pattern) == y.pattern
+            return y.full in (x.full, x.rows)
+        if x.anchor >= 0 and y.anchor >= 0:
+            return x.anchor == y.anchor
+        return x.full == y.full
+
+    def _can_store(self, c: int, k: int) -> bool:
+        """Can kernel k compute class c at its own indices."""
+        p, kernel, n = self.p, self.draft.kernels[k], self.draft.choice[c]
+        size = p.numel[c]
+        if p.role[n] == RED:
+            if kernel.anchor >= 0:
+                return False
+            mine = p.mark[n]
+            if kernel.pattern >= 0:
+                return mine in (kernel.pattern, p.across.get(kernel.pattern)) or c in kernel.body
+            shape = p.patterns[mine]
+            return kernel.full in (shape.rows, shape.rows * shape.length)
+        if p.role[n] == CONTRACT:
+            return kernel.pattern < 0 and (c == kernel.anchor or (kernel.anchor < 0 and size == kernel.full))
+        return size in (kernel.full, kernel.rows)

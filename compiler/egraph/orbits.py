@@ -1,0 +1,42 @@
+"""Orbits: classes that look alike in the e-graph, such as the same place in every layer of a model."""
+
+from __future__ import annotations
+
+from .graph import Problem
+
+HUB = 12  # a class with more readers says nothing about each of them
+
+
+def colors(p: Problem, rounds: int = 8) -> list[int]:
+    """A color a class, by refinement over e-nodes below and readers above; equal colors mean equal surroundings.
+
+    The names of inputs and the contents of constants do not count, only their types.
+    """
+    number: dict[object, int] = {}
+
+    def intern(key: object) -> int:
+        return number.setdefault(key, len(number))
+
+    roots, types = set(p.roots), p.snapshot.types
+    color = [-1] * p.classes
+    readers: dict[int, list[tuple[int, int, int]]] = {}
+    for c in p.live:
+        labels = tuple(sorted({p.label[n] for n in p.candidates[c]}))
+        color[c] = intern((c in roots, types[c], labels))
+        for n in p.candidates[c]:
+            for place, k in enumerate(p.kids[n]):
+                readers.setdefault(k, []).append((p.label[n], place, c))
+    distinct = 0
+    for _ in range(rounds):
+        new = [-1] * p.classes
+        for c in p.live:
+            below = tuple(sorted({(p.label[n], *[color[k] for k in p.kids[n]]) for n in p.candidates[c]}))
+            users = readers.get(c, ())
+            above = tuple(sorted((op, place, color[u]) for op, place, u in users)) if len(users) <= HUB else ()
+            new[c] = intern((color[c], below, above))
+        color = new
+        found = len({color[c] for c in p.live})
+        if found == distinct:
+            break
+        distinct = found
+    return color

@@ -1,0 +1,203 @@
+"""Local search over drafts: sweeps of moves, orbit by orbit, and kicks out of local minima.
+
+A move is tried on one representative of each distinct state in an orbit; only what gains there is tried on the other
+members, each with its own trial, so costs are exact. Effort is bounded by counts, never by a clock: equal inputs give
+equal results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .graph import BCAST, GET, TRANS, VIEW
+from .greedy import order_of
+from .moves import Key, MoveKind, Moves
+from .orbits import colors
+from .plan import Draft, Move
+
+SWEEPS: tuple[MoveKind, ...] = ("tuple", "inline", "merge", "sibling", "flip", "tuple", "put")
+KICKS: tuple[MoveKind, ...] = ("flip", "recompute")
+LOCAL: tuple[MoveKind, ...] = ("merge", "put", "inline", "sibling")
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Bounds of the search. `kick` forces moves that lose at first and descends around them."""
+
+    rounds: int = 6
+    kick: bool = True
+    representatives: int = 4  # distinct states of an orbit
+    accepted: int = 6  # moves in a row around one class
+    descent: int = 40  # accepted moves after a kick
+    near_misses: int = 100  # kicks a round on moves that lost by little
+    enough: float = 1e-4  # a round that gains less ends the search
+
+
+class Search:
+    """Improves a draft in place."""
+
+    def __init__(self, draft: Draft, effort: Effort, color: list[int] | None = None) -> None:
+        self.draft, self.p, self.effort = draft, draft.p, effort
+        self.color = color or colors(draft.p)
+        self.moves = Moves(draft, self.color)
+        order = order_of(draft.p, draft.choice)
+        assert order is not None
+        position = {c: i for i, c in enumerate(order)}
+        self.members: dict[int, list[int]] = {}
+        for c in draft.p.live:
+            self.members.setdefault(self.color[c], []).append(c)
+        for orbit in self.members.values():
+            orbit.sort(key=lambda c: (position.get(c, len(position)), c))
+        self.orbits = sorted(self.members.values(), key=lambda m: -position.get(m[len(m) // 2], -1))
+        self.version = dict.fromkeys(self.members, 0)  # of an orbit: grows when something changes around it
+        self.done: dict[tuple[MoveKind, bool, int], int] = {}
+        self.missed: dict[tuple[MoveKind, int, Key], tuple[float, int]] = {}
+        self.kicked: dict[tuple[MoveKind, int, Key], int] = {}
+        launch = draft.pricer.target.profile.launch
+        self.slack = max(3 * launch, 0.03 * draft.cost)  # how much a kick may lose at first
+        self.launch = launch
+
+    def run(self) -> None:
+        """Rounds of sweeps and kicks until one gains next to nothing."""
+        for _ in range(self.effort.rounds):
+            before = self.draft.cost
+            accepted = sum(self.sweep(kind) for kind in SWEEPS)
+            if self.effort.kick:
+                accepted += sum(self.sweep(kind, kick=True) for kind in KICKS) + self.kick_near_misses()
+            if not accepted or before - self.draft.cost < self.effort.enough * before:
+                break
+
+    def sweep(self, kind: MoveKind, kick: bool = False) -> int:
+        """Try the moves of a kind in every orbit that changed since; how many were accepted."""
+        accepted = 0
+        for orbit in self.orbits:
+            color = self.color[orbit[0]]
+            if self.done.get((kind, kick, color)) == self.version[color]:
+                continue
+            for c in self._representatives(orbit):
+                for _ in range(self.effort.accepted):
+                    key = self.attempt(c, kind, None, kick)
+                    if key is None:
+                        break
+                    accepted += 1 + sum(self.attempt(x, kind, key, kick) is not None for x in orbit if x != c)
+            self.done[kind, kick, color] = self.version[color]
+        return accepted
+
+    def attempt(self, c: int, kind: MoveKind, only: Key | None = None, kick: bool = False) -> Key | None:
+        """Try moves around a class (those with key `only`, if given) until one is accepted: its key."""
+        for key, move in self.moves.around(c, kind):
+            if (only is not None and key != only) or (kick and kind == "flip" and self._same_value(move)):
+                continue
+            touched = self.kick(move) if kick else self._try(move)
+            if touched:
+                self.draft.commit()
+                self._changed(touched)
+                return key
+            if not kick and self.draft.loss:
+                worse, price = self.draft.loss
+                if worse < max((3 if kind == "flip" else 1.5) * self.launch, 0.15 * price):
+                    self.missed[kind, self.color[c], key] = worse, c
+        return None
+
+    def _try(self, move: Move) -> set[int]:
+        return self.draft.touched if self.draft.trial(move) else set()
+
+    def _same_value(self, move: Move) -> bool:
+        """True for a flip to another view of the same value, which a kick cannot help."""
+        return self.p.role[move.flips[0][1]] in (VIEW, TRANS, BCAST)
+
+    def _changed(self, touched: Iterable[int]) -> None:
+        p, choice = self.p, self.draft.choice
+        for c in touched:
+            self.version[self.color[c]] += 1
+            if p.role[choice[c]] == GET:
+                self.version[self.color[p.kids[choice[c]][0]]] += 1
+            for t in self.moves.tuples.get(c, ()):
+                self.version[self.color[t]] += 1
+
+    # -- kicks
+
+    def kick(self, move: Move) -> set[int]:
+        """Force a move, descend around it and keep the result if the total fell: the classes touched."""
+        d = self.draft
+        mark = d.mark()
+        if d.trial(move, force=True) and d.cost <= mark.cost + self.slack:
+            touched = set(d.touched)
+            self.descend(sorted(c for c in touched if d.kern[c] >= 0), touched)
+            if d.cost < mark.cost - 1e-6:
+                return touched
+        d.rollback(mark)
+        return set()
+
+    def descend(self, queue: list[int], touched: set[int]) -> None:
+        """Accept what gains around a few classes, and around what that changes."""
+        d = self.draft
+        waiting, accepted = set(queue), 0
+        for c in queue:  # grows while it is walked
+            waiting.discard(c)
+            if accepted >= self.effort.descent:
+                return
+            if not self.moves.is_live(c):
+                continue
+            for kind in LOCAL:
+                if any(d.trial(move) for _, move in self.moves.around(c, kind)):
+                    accepted += 1
+                    touched |= d.touched
+                    new = [x for x in sorted(d.touched) if d.kern[x] >= 0 and x not in waiting]
+                    waiting.update(new)
+                    queue.extend(new)
+
+    def kick_near_misses(self) -> int:
+        """Kick with the moves that lost by little, least loss first; how many were accepted."""
+        accepted = tries = 0
+        found = sorted((worse, c, kind, key) for (kind, _, key), (worse, c) in self.missed.items())
+        self.missed = {}
+        for _, c, kind, key in found:
+            entry = kind, self.color[c], key
+            if self.kicked.get(entry) == self.version[self.color[c]]:
+                continue
+            tries += 1
+            if tries > self.effort.near_misses:
+                break
+            if self.attempt(c, kind, key, kick=True) is not None:
+                rest = (x for x in self.members[self.color[c]] if x != c)
+                accepted += 1 + sum(self.attempt(x, kind, key, kick=True) is not None for x in rest)
+            self.kicked[entry] = self.version[self.color[c]]
+        return accepted
+
+    # -- orbits
+
+    def _representatives(self, orbit: list[int]) -> list[int]:
+        """One class of each state found in an orbit, the middle of the model first."""
+        if len(orbit) <= 2:
+            return orbit
+        found: dict[object, int] = {}
+        middle = len(orbit) // 2
+        for c in orbit[middle:] + orbit[:middle]:
+            found.setdefault(self._state(c), c)
+            if len(found) >= self.effort.representatives:
+                break
+        return list(found.values())
+
+    def _state(self, c: int) -> object:
+        """What a class looks like in the draft."""
+        d, p = self.draft, self.p
+        if c in p.results:
+            return tuple(
+                (
+                    d.kern[x] >= 0,
+                    len(d.inside[x]),
+                    self._role(x),
+                    tuple(self._role(y) for y, _ in self.moves.views.get(x, ())),
+                )
+                for x in p.results[c]
+            )
+        n = d.choice[c]
+        if n < 0:
+            return None
+        outs = sorted(self.color[o] for q in d.inside[c] for o in d.kernels[q].outs)
+        return d.kern[c] >= 0, p.label[n], tuple(self.color[k] for k in p.kids[n]), len(d.readers[c]), tuple(outs)
+
+    def _role(self, c: int) -> int:
+        return self.p.role[self.draft.choice[c]] if self.draft.choice[c] >= 0 else -1
