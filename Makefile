@@ -29,8 +29,8 @@ test-models: ## add torch and transformers, then run the tests marked `models`
 		echo "no test is marked models yet"; }
 
 # Type checkers and import-linter do not see editable installs: they get a copy, build/lint/eggpu.
-INSTALL_COPY = rm -rf build/lint && $(PYTHON_BIN) -m pip --quiet --disable-pip-version-check install \
-	--no-deps --no-build-isolation --no-compile --target build/lint .
+INSTALL_COPY = rm -rf build/lint && $(PYTHON_BIN) -m pip --quiet \
+	--disable-pip-version-check install --no-deps --no-build-isolation --no-compile --target build/lint .
 
 lint: ## check style, formatting and who imports whom
 	@scripts/setup-venv.sh dev
@@ -53,4 +53,5 @@ format: ## format the code and mend what can be mended by itself
 clean: ## remove .venv, caches and build leftovers
 	@rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
 		.import_linter_cache .coverage .coverage.* htmlcov
-	@find $(CODE) tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find $(CODE) tests bench examples -name __pycache__ -type d -prune \
+		-exec rm -rf {} + 2>/dev/null || true

@@ -70,7 +70,8 @@ echo "no Vulkan device found: installing $packages"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! install_packages "$as_root" >"$log" 2>&1; then
-    echo "refreshing the package lists" # a new machine has none, an old list names files that are gone
+    # A new machine has no package lists, an old list names files that are gone.
+    echo "refreshing the package lists"
     if ! { $as_root apt-get update </dev/null && install_packages "$as_root"; } >"$log" 2>&1; then
         cat "$log" >&2
         echo "installing failed; run: apt-get update && apt-get install $packages" >&2

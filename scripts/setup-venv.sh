@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv and installs this tree into it, editable, with the extras named:
 #   scripts/setup-venv.sh dev,models
-# Does nothing when .venv already holds them for this pyproject.toml. PYTHON=... picks the interpreter.
+# Does nothing when .venv already holds them for this pyproject.toml.
+# PYTHON=... picks the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +25,7 @@ find_python() {
     return 1
 }
 
-# Scripts and the editable install hold absolute paths: in a copied or moved tree they run the old one.
+# Scripts and the editable install hold absolute paths: in a copied tree they run the old one.
 usable_venv() {
     [ "$(cat .venv/.tree 2>/dev/null)" = "$PWD" ] && recent .venv/bin/python
 }

@@ -40,8 +40,8 @@ def test_every_package_is_listed() -> None:
     assert found == set(SETUPTOOLS["packages"]), "mend `packages` in pyproject.toml"
 
 
-def test_the_list_is_sorted() -> None:
-    assert SETUPTOOLS["packages"] == sorted(SETUPTOOLS["packages"])
+def test_the_list_is_sorted_without_repeats() -> None:
+    assert SETUPTOOLS["packages"] == sorted(set(SETUPTOOLS["packages"]))
 
 
 def test_every_module_is_in_a_package() -> None:
