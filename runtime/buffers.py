@@ -30,12 +30,13 @@ _KEEP = 2 << 30  # bytes of unused memory that the pool keeps
 class Storage:
     """One piece of device memory; `serial` identifies it for as long as the process lives."""
 
-    __slots__ = ("capacity", "gpu", "serial")
+    __slots__ = ("capacity", "fresh", "gpu", "serial")
 
     def __init__(self, gpu: Any, capacity: int, serial: int) -> None:
         self.gpu = gpu
         self.capacity = capacity
         self.serial = serial
+        self.fresh = True  # not handed out before, so no work can be using it
 
 
 class DeviceBuffer:
@@ -111,7 +112,9 @@ class Pool:
         if free:
             self._buckets.move_to_end(size)
             self.free -= size
-            return heapq.heappop(free)[1]
+            storage = heapq.heappop(free)[1]
+            storage.fresh = False
+            return storage
         return self._create(size)
 
     def trim(self) -> None:
@@ -191,16 +194,14 @@ def padded(data: np.ndarray) -> np.ndarray:
 
 
 def write(device: Device, storage: Storage, data: np.ndarray) -> None:
-    """Copies whole words to the start of a storage. The caller holds the device's lock."""
+    """Copies whole words to storage that was just acquired. The caller holds the device's lock."""
     device.counters.uploads += 1
     device.counters.upload_bytes += data.nbytes
-    if device.mappable and data.nbytes > _SMALL:
-        device.flush()  # an earlier queued write must not land after this one
-        with native.mapped(device.gpu, storage.gpu, native.MAP_WRITE, data.nbytes, False) as view:
-            if view is not None:
-                np.copyto(view, data)
-                del view
-                return
+    if device.mappable and data.nbytes > _SMALL and device.quiet(storage):
+        with native.mapped(device.gpu, storage.gpu, native.MAP_WRITE, data.nbytes) as view:
+            np.copyto(view, data)
+            del view
+        return
     for start in range(0, data.nbytes, _CHUNK):
         piece = data[start : start + _CHUNK]
         native.write_buffer(device.gpu, storage.gpu, start, piece)
@@ -221,7 +222,6 @@ def read(device: Device, buffer: DeviceBuffer, nbytes: int) -> np.ndarray:
         with device.lock:
             gpu = buffer.storage.gpu
             with native.mapped(device.gpu, gpu, native.MAP_READ, nbytes) as view:
-                assert view is not None
                 np.copyto(out, view)
                 del view
         return out
@@ -238,7 +238,6 @@ def read_staged(device: Device, gpu: Any, offset: int, out: np.ndarray) -> None:
     with device.lock:
         device.submit([encoder.finish()])
     with native.mapped(device.gpu, staging, native.MAP_READ, out.nbytes) as view:
-        assert view is not None
         np.copyto(out, view)
         del view
     device.give_staging(staging)

@@ -17,7 +17,7 @@ import wgpu
 from ..compiler.schedule.target import Target
 from . import buffers, native
 from .adapter import FEATURES, Adapter, choose, make_target
-from .buffers import DeviceBuffer, Pool
+from .buffers import DeviceBuffer, Pool, Storage
 from .errors import DeviceError
 from .pipelines import Pipelines
 
@@ -131,6 +131,10 @@ class Device:
         """Submits queued writes, if there are any. Needs the lock."""
         if self.queued:
             self.submit([self.gpu.create_command_encoder().finish()])
+
+    def quiet(self, storage: Storage) -> bool:
+        """Whether no work, queued or under way, can be using a storage. Needs the lock."""
+        return storage.fresh or (self.queued == 0 and native.idle(self.gpu))
 
     def synchronize(self) -> None:
         """Waits until the device has finished all work."""

@@ -84,6 +84,11 @@ def poll(gpu: Any, wait: bool, index: int | None = None) -> None:
     lib.wgpuDevicePoll(gpu._internal, wait, which)
 
 
+def idle(gpu: Any) -> bool:
+    """Whether the device has finished all work submitted so far."""
+    return bool(lib.wgpuDevicePoll(gpu._internal, False, ffi.NULL) & 0xFF)
+
+
 def timestamp_period(gpu: Any) -> float:
     """Nanoseconds of one tick of a timestamp."""
     return lib.wgpuQueueGetTimestampPeriod(gpu.queue._internal)
@@ -105,13 +110,13 @@ def _on_mapped(status: int, _message: Any, ticket: Any, _unused: Any) -> None:
 
 
 @contextmanager
-def mapped(
-    gpu: Any, buffer: Any, mode: int, nbytes: int, wait: bool = True
-) -> Iterator[np.ndarray | None]:
-    """A buffer's first bytes in host memory; without `wait`, None while the device uses it.
+def mapped(gpu: Any, buffer: Any, mode: int, nbytes: int) -> Iterator[np.ndarray]:
+    """A buffer's first bytes in host memory, once the device has finished with the buffer.
 
     No submission may happen inside, since one that uses a mapped buffer ends the process: the
-    caller holds the device's lock. No view may outlive the block.
+    caller holds the device's lock. No view may outlive the block. A request is never canceled:
+    wgpu-core would grant the next one for that buffer when the work that the canceled one waited
+    for ends, however much was submitted since.
     """
     ticket = next(_tickets)
     info = ffi.new("WGPUBufferMapCallbackInfo *")
@@ -119,23 +124,23 @@ def mapped(
     info.callback = _on_mapped
     info.userdata1 = ffi.cast("void *", ticket)
     libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, info[0])
-    lib.wgpuDevicePoll(gpu._internal, wait, ffi.NULL)
-    while wait and ticket not in _statuses:
-        lib.wgpuDevicePoll(gpu._internal, True, ffi.NULL)
-    status = _statuses.pop(ticket, None)
-    if status not in (None, lib.WGPUMapAsyncStatus_Success):
-        raise RuntimeError(f"could not map a buffer of {nbytes} bytes: status {status}")
     try:
-        if status is None:
-            yield None
-        else:
-            pointer = libf.wgpuBufferGetMappedRange(buffer._internal, 0, nbytes)
-            yield np.frombuffer(ffi.buffer(pointer, nbytes), np.uint8)
+        _await(gpu, ticket)
+        if _statuses[ticket] != lib.WGPUMapAsyncStatus_Success:
+            raise RuntimeError(f"could not map {nbytes} bytes: status {_statuses[ticket]}")
+        pointer = libf.wgpuBufferGetMappedRange(buffer._internal, 0, nbytes)
+        yield np.frombuffer(ffi.buffer(pointer, nbytes), np.uint8)
     finally:
-        libf.wgpuBufferUnmap(buffer._internal)  # also cancels a mapping that is still pending
-        if status is None:
-            lib.wgpuDevicePoll(gpu._internal, False, ffi.NULL)  # delivers the cancellation
-            _statuses.pop(ticket, None)
+        _await(gpu, ticket)  # an interrupt may have ended the first wait
+        if _statuses.pop(ticket) == lib.WGPUMapAsyncStatus_Success:
+            libf.wgpuBufferUnmap(buffer._internal)
+
+
+def _await(gpu: Any, ticket: int) -> None:
+    if ticket not in _statuses:
+        lib.wgpuDevicePoll(gpu._internal, False, ffi.NULL)  # enough when the buffer is not in use
+    while ticket not in _statuses:
+        lib.wgpuDevicePoll(gpu._internal, True, ffi.NULL)
 
 
 def trusted_module(gpu: Any, code: str, label: str) -> Any:
