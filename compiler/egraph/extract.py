@@ -16,7 +16,7 @@ from .greedy import greedy, node_costs
 from .orbits import colors
 from .plan import Draft, start
 from .price import Pricer
-from .report import ExtractionReport, Totals, totals
+from .outcome import ExtractionReport, Totals, totals
 from .search import Effort, Search
 from .snapshot import Snapshot, from_nodes
 

@@ -1,0 +1,98 @@
+"""What extraction reports: costs of three ways to compile the program, and why each choice fell as it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .explain import Choice
+from .plan import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A whole program by the cost model: ns, kernels, dispatches, bytes moved, flops."""
+
+    cost: float
+    kernels: int
+    launches: int
+    nbytes: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionReport:
+    """What extraction found. `str(report)` is a page of text, equal for equal programs."""
+
+    name: str
+    target: str
+    nodes: int
+    classes: int
+    orbits: int
+    traced: Totals  # every op that computes its own kernel
+    greedy: Totals  # e-nodes chosen first, fused afterwards
+    joint: Totals  # what was chosen
+    stored: int  # classes
+    inlined: int
+    recomputed: int  # inlined in more than one kernel
+    choices: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"extraction {self.name} for {self.target}: {self.nodes} e-nodes in {self.classes} classes,"
+                f" {self.orbits} of them unlike",
+                *_programs(self),
+                f"  stored {self.stored} classes, inlined {self.inlined}, {self.recomputed} of these in several kernels",
+                *_choices(self.choices),
+            ]
+        )
+
+
+def totals(draft: Draft) -> Totals:
+    """The sums over a draft's kernels."""
+    all_kernels = [draft.kernels[k] for k in sorted(draft.kernels)]
+    return Totals(
+        cost=sum(k.cost for k in all_kernels),
+        kernels=len(all_kernels),
+        launches=sum(k.launches for k in all_kernels),
+        nbytes=round(sum(k.nbytes for k in all_kernels)),
+        flops=round(sum(k.flops for k in all_kernels)),
+    )
+
+
+def _programs(report: ExtractionReport) -> list[str]:
+    rows = [("program", "kernels", "dispatches", "us", "MB", "MFLOP")]
+    for name, t in (
+        ("as traced", report.traced),
+        ("greedy, then fused", report.greedy),
+        ("joint", report.joint),
+    ):
+        numbers = (f"{t.cost / 1e3:.1f}", f"{t.nbytes / 1e6:.2f}", f"{t.flops / 1e6:.2f}")
+        rows.append((name, str(t.kernels), str(t.launches), *numbers))
+    return aligned(rows, left=1)
+
+
+def _choices(choices: tuple[Choice, ...]) -> list[str]:
+    if not choices:
+        return []
+    rows = [("choice", "times", "chosen", "instead of", "us more", "why")]
+    for choice in choices:
+        first = True
+        for other in choice.others:
+            lost = "-" if other.loss is None else f"{other.loss / 1e3:.1f}"
+            head = (f"c{choice.cls} {choice.type}", str(choice.times), choice.chosen) if first else ("", "", "")
+            rows.append((*head, other.text, lost, other.why))
+            first = False
+    return aligned(rows, left=6, right=(1, 4))
+
+
+def aligned(rows: list[tuple[str, ...]], left: int, right: tuple[int, ...] = ()) -> list[str]:
+    """Rows as columns two spaces apart; the first `left` columns flush left but for `right`, the others right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        ("  " + "  ".join(
+            cell.ljust(w) if i < left and i not in right else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )).rstrip()
+        for row in rows
+    ]  # fmt: skip
