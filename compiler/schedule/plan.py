@@ -56,6 +56,7 @@ class Kernel:
     computes: str  # one line in the IR's notation
     source: tuple[str, ...] = ()  # the user's lines ("model.py:31") that it computes
     trusted: bool = False  # indices proved in bounds: run without bounds checks on gpu targets
+    writes: int = 1  # the kernel writes its first `writes` bindings and only reads the others
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,230 @@
+"""From groups to a plan: kernels in order, a place for every value, and what each kernel binds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import IRError
+from ..ir import Node
+from ..types import DTYPES
+from .kernel import KernelSource
+from .memory import Item, aligned, lay_out
+from .order import Step
+from .plan import Access, Binding, Buffer, Constant, Kernel, Plan
+from .program import Array, Lower, Program
+from .selection import Group, Selection, body
+from .target import Target
+
+Place = tuple[str, int] | tuple[str, int, int]
+
+
+def assemble(selection: Selection, target: Target, lower: Lower) -> Plan:
+    """The plan of a selection; `lower` gives the kernels of a group.
+
+    Of the selection's order, the same with donated inputs read earlier, and orders that free
+    scratch early, the one that needs least memory is taken. Raises CompileError when a value is too
+    large for the target.
+    """
+    program = Program(selection, target, lower)
+    memories = [_Memory(program, order, target) for order in program.orders()]
+    return min(memories, key=lambda m: m.nbytes).plan()
+
+
+class _Memory:
+    """Where the values of a program lie when its steps run in a given order."""
+
+    def __init__(self, program: Program, order: Sequence[int], target: Target) -> None:
+        self.program = program
+        self.steps = [program.steps[k] for k in order]
+        self.alignment = target.offset_alignment
+        self.first_write: dict[int, int] = {}
+        self.last_read: dict[int, int] = {}
+        self.last_use: dict[int, int] = {}
+        for k, step in enumerate(self.steps):
+            self.first_write = dict.fromkeys(step.writes, k) | self.first_write
+            self.last_read |= dict.fromkeys(step.reads, k)
+            self.last_use |= dict.fromkeys((*step.writes, *step.reads), k)
+        self.over = program.pairs(self._may_overwrite)
+        self.slots: list[Item] = []
+        self.slot_of: dict[int, int] = {}
+        for k in range(len(self.steps)):
+            self._allocate(k)
+        self.layout = lay_out(self.slots, self.alignment, target.max_buffer_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of scratch and of results that get memory of their own."""
+        values = enumerate(self.program.values)
+        made = sum(v.nbytes for i, v in values if v.role == "output" and i not in self.over)
+        return self.layout.nbytes + made
+
+    def _may_overwrite(self, output: int, input_: int) -> bool:
+        write, read = self.first_write.get(output, -1), self.last_read.get(input_, -1)
+        return write > read or (write == read >= 0 and (output, input_) in self._in_place(write))
+
+    def _in_place(self, k: int) -> list[tuple[int, int]]:
+        """Pairs of values (written, read) of step k that may share memory."""
+        step, values = self.steps[k], self.program.values
+        pairs = [(step.writes[i], step.reads[j]) for i, j in sorted(step.source.in_place)]
+        return [(w, r) for w, r in pairs if values[w].size == values[r].size]
+
+    def _allocate(self, k: int) -> None:
+        """Gives slots to the scratch of step k; a value that dies in place hands its slot on."""
+        values = self.program.values
+        heirs: dict[int, int] = {}  # the dying value -> the value that takes its memory
+        for written, read in self._in_place(k):
+            dies = read in self.slot_of and self.last_use[read] == k
+            fresh = values[written].role == "scratch" and written not in self.slot_of
+            if dies and fresh and read not in heirs and written not in heirs.values():
+                heirs[read] = written
+                slot = self.slot_of[written] = self.slot_of[read]
+                old = self.slots[slot]
+                self.slots[slot] = Item(old.nbytes, old.first, self.last_use[written])
+        for value in (*self.steps[k].writes, *self.steps[k].reads):
+            if values[value].role == "scratch" and value not in self.slot_of:
+                self.slot_of[value] = len(self.slots)
+                self.slots.append(Item(values[value].nbytes, k, self.last_use[value]))
+
+    def place(self, value: int) -> Place:
+        """Where a value that is no constant lies."""
+        match self.program.values[value].role:
+            case "input":
+                return ("input", self.program.argument[value])
+            case "output" if value in self.over:
+                return self.place(self.over[value])
+            case "output":
+                return ("output", self.program.result[value])
+            case _:
+                return ("arena", *self.layout.places[self.slot_of[value]])
+
+    def plan(self) -> Plan:
+        """The plan, with WGSL for the access that this layout needs."""
+        program, graph = self.program, self.program.graph
+        self._check_written()
+        table = _Buffers(self)
+        inputs = tuple(table.number(value) for value in program.inputs)
+        outputs = tuple(table.number(result.value) for result in program.results)
+        time = _Times(program)
+        kernels = tuple(self._kernel(step, table, time(step)) for step in self.steps)
+        scratch = sum(aligned(program.values[i].nbytes, self.alignment) for i in self.slot_of)
+        return Plan(
+            name=graph.name,
+            buffers=tuple(table.buffers),
+            kernels=kernels,
+            inputs=inputs,
+            outputs=outputs,
+            donated=tuple(sorted(set(graph.donated))),
+            constants=tuple(table.constants),
+            arena=self.layout.blocks,
+            scratch_bytes=scratch,
+            features=tuple(sorted({f for step in self.steps for f in step.source.features})),
+        )
+
+    def _check_written(self) -> None:
+        for k, step in enumerate(self.steps):
+            for number in step.reads:
+                value = self.program.values[number]
+                made = value.role in ("input", "constant") or value.size == 0
+                if not made and self.first_write.get(number, k) >= k:
+                    raise IRError(f"kernel {step.source.name} reads {value!r} before it is written")
+
+    def _kernel(self, step: Step, table: _Buffers, predicted_ns: float) -> Kernel:
+        source, program = step.source, self.program
+        numbers = [table.number(value) for value in (*step.writes, *step.reads)]
+        memory = [table.buffers[n].place[:2] for n in numbers]
+        written = set(memory[: len(step.writes)])
+        accesses: list[Access] = ["read_write" if m in written else "read" for m in memory]
+        writable = frozenset(j for j, m in enumerate(memory[len(step.writes) :]) if m in written)
+        return Kernel(
+            name=source.name,
+            template=source.template,
+            wgsl=source.source(_binding_names(source), writable),
+            bindings=tuple(Binding(n, a) for n, a in zip(numbers, accesses, strict=True)),
+            grid=source.grid,
+            workgroup=source.workgroup,
+            flops=source.flops,
+            bytes_read=source.bytes_read,
+            bytes_written=source.bytes_written,
+            predicted_ns=predicted_ns,
+            computes=source.describe([f"%{table.buffers[n].name}" for n in numbers]),
+            source=_lines(program.groups[step.group], program.graph.sources),
+            trusted=source.trusted,
+            writes=len(step.writes),
+        )
+
+
+def _binding_names(source: KernelSource) -> list[str]:
+    """Names by position, so that equal kernels of a plan have equal texts and are compiled once."""
+    writes, reads = range(len(source.writes)), range(len(source.reads))
+    return [*(f"out{k}" for k in writes), *(f"in{k}" for k in reads)]
+
+
+def _lines(group: Group, sources: Mapping[Node, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for n in body(group) if (line := sources.get(n))))
+
+
+class _Times:
+    """The predicted time of a step: its group's, shared among the steps by the bytes they move."""
+
+    def __init__(self, program: Program) -> None:
+        self._groups = program.groups
+        self._moved: dict[int, int] = {}
+        for step in program.steps:
+            self._moved[step.group] = self._moved.get(step.group, 0) + self._bytes(step)
+
+    def _bytes(self, step: Step) -> int:
+        return 1 + step.source.bytes_read + step.source.bytes_written
+
+    def __call__(self, step: Step) -> float:
+        return self._groups[step.group].predicted_ns * self._bytes(step) / self._moved[step.group]
+
+
+@dataclass(slots=True)
+class _Buffers:
+    """The plan's buffers and constants, numbered as they are asked for."""
+
+    memory: _Memory
+    buffers: list[Buffer] = field(default_factory=list)
+    constants: list[Constant] = field(default_factory=list)
+    _numbers: dict[int, int] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
+
+    def number(self, value: int) -> int:
+        """The buffer of a value."""
+        if value not in self._numbers:
+            array = self.memory.program.values[value]
+            if array.role == "constant":
+                name, place = array.name or f"c{len(self.constants)}", self._constant(array)
+            else:
+                name, place = array.name or self._scratch_name(value), self.memory.place(value)
+            self._numbers[value] = self._add(array, name, place)
+        return self._numbers[value]
+
+    def _add(self, array: Array, name: str, place: Place) -> int:
+        while name in self._names:
+            name += "'"
+        self._names.add(name)
+        buffer = Buffer(name, array.shape, array.dtype, array.nbytes, array.role, place)
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+    def _scratch_name(self, value: int) -> str:
+        """`t3` is written by kernel 3, as is `t3.1`; an empty array may be written by none."""
+        k = self.memory.first_write.get(value)
+        if k is None:
+            return "empty"
+        made = [w for w in self.memory.steps[k].writes if w in self.memory.slot_of]
+        position = made.index(value)
+        return f"t{k}.{position}" if position else f"t{k}"
+
+    def _constant(self, array: Array) -> Place:
+        assert isinstance(array.key, Node)
+        values: np.ndarray = array.key.op.evaluate()
+        stored = np.dtype("<u4") if array.dtype == "bool" else DTYPES[array.dtype].numpy
+        data = values.astype(stored.newbyteorder("<")).tobytes()
+        padded = data + bytes(array.nbytes - len(data))
+        self.constants.append(Constant(array.shape, array.dtype, padded))
+        return ("constant", len(self.constants) - 1)

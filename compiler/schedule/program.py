@@ -1,0 +1,148 @@
+"""Groups lowered to kernels over numbered values, and the orders in which the kernels may run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import CompileError, IRError
+from ..ir import Graph, Kind, Node
+from ..types import DTYPES
+from .kernel import KernelSource, Scratch, Stored
+from .memory import Named, aligned, pair
+from .order import Step, dependencies, free_early, frugal, stable
+from .plan import Role
+from .selection import Group, Selection, stored_base
+from .target import Target
+
+Lower = Callable[[Group, Target], Sequence[KernelSource]]
+
+
+@dataclass(slots=True)
+class Array:
+    """A value in memory."""
+
+    key: Stored
+    name: str  # of an input, output or constant; "" for scratch
+    shape: tuple[int, ...]
+    dtype: str
+    size: int  # bytes of its elements
+    role: Role
+    bound: bool = False  # by a kernel
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return max(4, aligned(self.size, 4))
+
+    def __repr__(self) -> str:
+        what = self.name or (self.key.op.name if isinstance(self.key, Node) else self.key.label)
+        return f"{self.role} {what} {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One output of the program: its name and the value whose memory holds it."""
+
+    value: int
+    name: str
+
+
+class Program:
+    """Values by number (inputs, outputs, the rest by first use) and steps in the given order."""
+
+    def __init__(self, selection: Selection, target: Target, lower: Lower) -> None:
+        self.graph = selection.graph
+        self.groups = selection.groups
+        self.values: list[Array] = []
+        self._number: dict[Stored, int] = {}
+        self.inputs = self._inputs(self.graph)
+        self.results = self._results(self.graph)
+        self.argument = {value: i for i, value in enumerate(self.inputs)}
+        self.result = {r.value: j for j, r in reversed(list(enumerate(self.results)))}
+        self.steps = list(self._lower(lower, target))
+        for value in self.values:
+            self._check_size(value, target)
+        self.before = dependencies(self.steps)
+
+    def _inputs(self, graph: Graph) -> list[int]:
+        names = graph.input_names or tuple(f"in{i}" for i in range(len(graph.inputs)))
+        return [self._add(n, name, "input") for n, name in zip(graph.inputs, names, strict=True)]
+
+    def _results(self, graph: Graph) -> list[Result]:
+        names = graph.output_names or tuple(f"out{j}" for j in range(len(graph.outputs)))
+        results: list[Result] = []
+        for node, name in zip(graph.outputs, names, strict=True):
+            base = stored_base(node)
+            if base not in self._number:
+                role = "constant" if base.kind is Kind.CONSTANT else "output"
+                self.values[self._add(base, name, role)].shape = node.shape
+            results.append(Result(self._number[base], name))
+        return results
+
+    def _add(self, key: Stored, name: str, role: Role) -> int:
+        number = self._number[key] = len(self.values)
+        dtype = key.dtype if isinstance(key, Scratch) else key.dtype.name
+        size = math.prod(key.shape) * DTYPES[dtype].size
+        self.values.append(Array(key, name, key.shape, dtype, size, role))
+        return number
+
+    def _lower(self, lower: Lower, target: Target) -> Iterator[Step]:
+        for g, group in enumerate(self.groups):
+            for source in lower(group, target):
+                if 0 in source.grid:
+                    continue  # nothing to compute: every result is empty
+                writes = tuple(self._bind(v, source) for v in source.writes)
+                reads = tuple(self._bind(v, source) for v in source.reads)
+                if len({*writes, *reads}) != len(writes) + len(reads):
+                    raise IRError(f"kernel {source.name} binds a value twice")
+                yield Step(source, g, writes, reads)
+
+    def _bind(self, value: Stored, source: KernelSource) -> int:
+        key = stored_base(value) if isinstance(value, Node) else value
+        if key not in self._number:
+            kind = key.kind if isinstance(key, Node) else None
+            if kind is Kind.INPUT:
+                raise IRError(
+                    f"kernel {source.name} reads {key!r}, no input of graph {self.graph.name}"
+                )
+            self._add(key, "", "constant" if kind is Kind.CONSTANT else "scratch")
+        self.values[self._number[key]].bound = True
+        return self._number[key]
+
+    def _check_size(self, value: Array, target: Target) -> None:
+        limit = target.max_buffer_bytes
+        if value.bound:
+            limit = min(limit, target.max_binding_bytes)
+        if value.nbytes > limit:
+            node = value.key if isinstance(value.key, Node) else None
+            line = self.graph.sources.get(node, "") if node is not None else ""
+            raise CompileError(
+                f"{value!r} needs {value.nbytes} bytes{' at ' + line if line else ''}, "
+                f"{target.name} can bind at most {limit} as one array"
+            )
+
+    def orders(self) -> list[list[int]]:
+        """Legal orders to choose from, the plainest first."""
+        given = list(range(len(self.steps)))
+        early = free_early(self.before, self.steps, self.pairs(lambda output, input_: True))
+        scratch = {i: v.nbytes for i, v in enumerate(self.values) if v.role == "scratch"}
+        found = [
+            given,
+            stable(early),
+            frugal(early, self.steps, scratch),
+            frugal(self.before, self.steps, scratch),
+        ]
+        return [order for k, order in enumerate(found) if order not in found[:k]]
+
+    def pairs(self, legal: Callable[[int, int], bool]) -> dict[int, int]:
+        """Output values and the donated inputs whose memory they take."""
+        donated = [self.inputs[i] for i in sorted(set(self.graph.donated))]
+        free = [self._named(i) for i in donated if i not in self.result]
+        outputs = [self._named(i) for i, v in enumerate(self.values) if v.role == "output"]
+        return pair(outputs, free, legal)
+
+    def _named(self, number: int) -> Named:
+        value = self.values[number]
+        return Named(number, value.name, value.shape, value.dtype, value.nbytes)

@@ -1,0 +1,187 @@
+"""Checks a plan by what it says alone: reads find the values they mean, and limits hold."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+from ..errors import IRError
+from ..types import DTYPES
+from .plan import Buffer, Kernel, Plan
+from .target import Target
+
+MAX_WORKGROUP_Z = 64  # the WebGPU floor, which no device raises
+
+
+def verify_plan(plan: Plan, target: Target) -> None:
+    """Raises IRError with kernel and buffer unless the plan can run on the target and is sound.
+
+    A kernel is taken to read all that it binds and to write all of its first `writes` bindings.
+    Memory is followed byte by byte: a read before its write, a write over a value that is still to
+    be read and a result that nobody wrote all show as bytes that hold another value.
+    """
+    _check_tables(plan)
+    for buffer in plan.buffers:
+        _check_buffer(plan, buffer, target)
+    memory = _Contents(plan)
+    for number, kernel in enumerate(plan.kernels):
+        where = f"plan {plan.name}, kernel {number} ({kernel.name})"
+        _check_kernel(plan, kernel, target, where)
+        _check_sharing(plan, kernel, where)
+        memory.run(kernel, where)
+    for j, number in enumerate(plan.outputs):
+        memory.check(number, f"plan {plan.name}, result {j}")
+
+
+def _need(condition: bool, where: str, message: str) -> None:
+    if not condition:
+        raise IRError(f"{where}: {message}")
+
+
+def _check_tables(plan: Plan) -> None:
+    """Every number in the plan points at something."""
+    where, count = f"plan {plan.name}", len(plan.buffers)
+    bound = [b.buffer for k in plan.kernels for b in k.bindings]
+    for what, numbers in (("inputs", plan.inputs), ("outputs", plan.outputs), ("bindings", bound)):
+        for n in numbers:
+            _need(0 <= n < count, where, f"{what} name buffer {n} of {count} buffers")
+    for i, n in enumerate(plan.inputs):
+        place, name = plan.buffers[n].place, plan.buffers[n].name
+        fits = plan.buffers[n].role == "input" and place == ("input", i)
+        _need(fits, where, f"input {i} needs a place ('input', {i}), {name} lies at {place}")
+    for i in plan.donated:
+        total = len(plan.inputs)
+        _need(0 <= i < total, where, f"donates input {i} of {total} inputs")
+
+
+def _check_buffer(plan: Plan, buffer: Buffer, target: Target) -> None:
+    where, most = f"plan {plan.name}, buffer {buffer.name}", target.max_buffer_bytes
+    got, type_ = buffer.nbytes, f"{buffer.dtype}{list(buffer.shape)}"
+    _need(buffer.dtype in DTYPES, where, f"{buffer.dtype} is none of {', '.join(DTYPES)}")
+    need = max(4, -(-math.prod(buffer.shape) * DTYPES[buffer.dtype].size // 4) * 4)
+    _need(got == need, where, f"needs {need} bytes for {type_}, got {got}")
+    _need(got <= most, where, f"needs at most {most} bytes on {target.name}, got {got}")
+    tables: dict[str | int, int] = {
+        "input": len(plan.inputs),
+        "output": len(plan.outputs),
+        "arena": len(plan.arena),
+        "constant": len(plan.constants),
+    }
+    kind, number = buffer.place[:2]
+    size = 3 if kind == "arena" else 2
+    known = 0 <= number < tables.get(kind, 0) and len(buffer.place) == size
+    _need(known, where, f"lies at {buffer.place}, which is no place of this plan")
+    if kind == "constant":
+        held = len(plan.constants[number].data)
+        _need(held == need, where, f"needs {need} bytes of constant {number}, got {held}")
+    if kind == "arena":
+        start, end = _bytes(buffer)
+        block, unit = plan.arena[number], target.offset_alignment
+        _need(start % unit == 0, where, f"needs an offset divisible by {unit}, got {start}")
+        _need(0 <= start and end <= block, where, f"{start}:{end} leaves a block of {block} bytes")
+        _need(block <= most, where, f"needs a block of at most {most} bytes, got {block}")
+
+
+def _check_kernel(plan: Plan, kernel: Kernel, target: Target, where: str) -> None:
+    count, most = len(kernel.bindings), target.max_bindings
+    _need(1 <= count <= most, where, f"needs 1 to {most} bindings on {target.name}, got {count}")
+    _need(1 <= kernel.writes <= count, where, f"writes {kernel.writes} of its {count} bindings")
+    most = target.max_groups
+    fits = min(kernel.grid) >= 1 and max(kernel.grid) <= most
+    _need(fits, where, f"needs a grid of 1 to {most} each way, got {_by(kernel.grid)}")
+    size, most = kernel.workgroup, target.max_invocations
+    fits = min(size) >= 1 and math.prod(size) <= most and size[2] <= MAX_WORKGROUP_Z
+    _need(fits, where, f"needs a workgroup of 1 to {most} invocations, got {_by(size)}")
+    most = target.max_binding_bytes
+    for buffer in (plan.buffers[b.buffer] for b in kernel.bindings):
+        got = buffer.nbytes
+        _need(got <= most, where, f"binds at most {most} bytes, {buffer.name} has {got}")
+
+
+def _check_sharing(plan: Plan, kernel: Kernel, where: str) -> None:
+    """What one kernel may do with memory: bindings of one device buffer, and ranges that meet."""
+    bound = [(plan.buffers[b.buffer], b.access) for b in kernel.bindings]
+    written = {buffer.place[:2] for buffer, _ in bound[: kernel.writes]}
+    for k, (buffer, access) in enumerate(bound):
+        writes, (kind, number) = k < kernel.writes, buffer.place[:2]
+        need = "read_write" if writes or buffer.place[:2] in written else "read"
+        _need(access == need, where, f"binds {buffer.name} as {access}, needs {need}")
+        _need(not writes or kind != "constant", where, f"writes the constant {buffer.name}")
+        allowed = not writes or kind != "input" or number in plan.donated
+        _need(allowed, where, f"writes {buffer.name} over input {number}, which is not donated")
+    for k, (first, _) in enumerate(bound[: kernel.writes]):
+        for j, (second, _) in enumerate(bound):
+            if j == k or not _meet(first, second):
+                continue
+            same = DTYPES[first.dtype].size == DTYPES[second.dtype].size
+            in_place = j >= kernel.writes and same and _bytes(first) == _bytes(second)
+            _need(in_place, where, f"writes {first.name} over {second.name}, which it binds")
+
+
+def _bytes(buffer: Buffer) -> tuple[int, int]:
+    start = buffer.place[2] if len(buffer.place) == 3 else 0
+    return start, start + buffer.nbytes
+
+
+def _meet(first: Buffer, second: Buffer) -> bool:
+    (a, b), (c, d) = _bytes(first), _bytes(second)
+    return first.place[:2] == second.place[:2] and a < d and c < b
+
+
+def _by(sizes: tuple[int, int, int]) -> str:
+    return "x".join(map(str, sizes))
+
+
+@dataclass(slots=True)
+class _Region:
+    """What a device buffer holds: sorted, disjoint ranges (start, end, number of a buffer)."""
+
+    ranges: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def holds(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        """The ranges that meet [start, end)."""
+        first = max(bisect_left(self.ranges, (start,)) - 1, 0)
+        last = bisect_left(self.ranges, (end,))
+        return [r for r in self.ranges[first:last] if r[1] > start]
+
+    def write(self, start: int, end: int, owner: int) -> None:
+        for a, b, old in self.holds(start, end):
+            self.ranges.remove((a, b, old))
+            if a < start:
+                insort(self.ranges, (a, start, old))
+            if b > end:
+                insort(self.ranges, (end, b, old))
+        insort(self.ranges, (start, end, owner))
+
+
+class _Contents:
+    """Which buffer's value each byte holds, as kernels run."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.regions: dict[tuple[str | int, ...], _Region] = {}
+        for number, buffer in enumerate(plan.buffers):
+            if buffer.role in ("input", "constant"):
+                self._region(buffer).write(*_bytes(buffer), number)
+
+    def _region(self, buffer: Buffer) -> _Region:
+        return self.regions.setdefault(buffer.place[:2], _Region())
+
+    def check(self, number: int, where: str) -> None:
+        """Raises unless all bytes of the buffer hold its value."""
+        buffer = self.plan.buffers[number]
+        held = self._region(buffer).holds(*_bytes(buffer))
+        if math.prod(buffer.shape) == 0 or held == [(*_bytes(buffer), number)]:
+            return
+        others = [self.plan.buffers[owner].name for _, _, owner in held if owner != number]
+        what = f"hold {' and '.join(others)}" if others else "were never written"
+        raise IRError(f"{where}: reads {buffer.name}, but its bytes {what}")
+
+    def run(self, kernel: Kernel, where: str) -> None:
+        """Checks what the kernel reads and notes what it writes."""
+        for binding in kernel.bindings[kernel.writes :]:
+            self.check(binding.buffer, where)
+        for binding in kernel.bindings[: kernel.writes]:
+            buffer = self.plan.buffers[binding.buffer]
+            self._region(buffer).write(*_bytes(buffer), binding.buffer)
