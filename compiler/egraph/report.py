@@ -1,98 +1,101 @@
-"""What extraction reports: costs of three ways to compile the program, and why each choice fell as it did."""
+"""What saturation found, as data and as text. Extraction adds costs and choices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from .explain import Choice
-from .plan import Draft
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """A whole program by the cost model: ns, kernels, dispatches, bytes moved, flops."""
+class Round:
+    """The e-graph after a phase, and the rules that matched in it."""
 
-    cost: float
-    kernels: int
-    launches: int
-    nbytes: int
-    flops: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExtractionReport:
-    """What extraction found. `str(report)` is a page of text, equal for equal programs."""
-
-    name: str
-    target: str
+    phase: str
+    steps: int
     nodes: int
     classes: int
-    orbits: int
-    traced: Totals  # every op that computes its own kernel
-    greedy: Totals  # e-nodes chosen first, fused afterwards
-    joint: Totals  # what was chosen
-    stored: int  # classes
-    inlined: int
-    recomputed: int  # inlined in more than one kernel
-    choices: tuple[Choice, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"extraction {self.name} for {self.target}: {self.nodes} e-nodes in {self.classes} classes,"
-                f" {self.orbits} of them unlike",
-                *_programs(self),
-                f"  stored {self.stored} classes, inlined {self.inlined}, {self.recomputed} of these in several kernels",
-                *_choices(self.choices),
-            ]
-        )
+    fired: tuple[str, ...]
 
 
-def totals(draft: Draft) -> Totals:
-    """The sums over a draft's kernels."""
-    all_kernels = [draft.kernels[k] for k in sorted(draft.kernels)]
-    return Totals(
-        cost=sum(k.cost for k in all_kernels),
-        kernels=len(all_kernels),
-        launches=sum(k.launches for k in all_kernels),
-        nbytes=round(sum(k.nbytes for k in all_kernels)),
-        flops=round(sum(k.flops for k in all_kernels)),
-    )
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An e-class where extraction chose among e-nodes: costs in us, and the reason in words."""
+
+    place: str
+    chosen: str
+    cost: float
+    others: tuple[tuple[str, float], ...]
+    why: str = ""
 
 
-def _programs(report: ExtractionReport) -> list[str]:
-    rows = [("program", "kernels", "dispatches", "us", "MB", "MFLOP")]
-    for name, t in (
-        ("as traced", report.traced),
-        ("greedy, then fused", report.greedy),
-        ("joint", report.joint),
-    ):
-        numbers = (f"{t.cost / 1e3:.1f}", f"{t.nbytes / 1e6:.2f}", f"{t.flops / 1e6:.2f}")
-        rows.append((name, str(t.kernels), str(t.launches), *numbers))
-    return aligned(rows, left=1)
+@dataclass(slots=True)
+class EGraphReport:
+    """The report of one e-graph. `recognized` maps a pattern's name to (found, candidates)."""
+
+    name: str
+    rounds: list[Round] = field(default_factory=list)
+    matches: dict[str, int] = field(default_factory=dict)
+    stop: str = ""
+    recognized: dict[str, tuple[int, int]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    cost_before: float | None = None  # us
+    cost_after: float | None = None
+    kernels_before: int | None = None
+    kernels_after: int | None = None
+    choices: list[Choice] = field(default_factory=list)
+
+    def text(self, times: bool = False) -> str:
+        """The dump; the same for equal programs unless `times` are asked for."""
+        last = self.rounds[-1] if self.rounds else Round("", 0, 0, 0, ())
+        steps = sum(r.steps for r in self.rounds)
+        lines = [f"e-graph {self.name}: {self.stop} after {steps} rounds, {last.nodes} nodes in {last.classes} classes"]
+        lines += _table(("phase", "rounds", "nodes", "classes", "fired"), [_round(r) for r in self.rounds])
+        if self.recognized:
+            found = ", ".join(_found(n, *c) for n, c in self.recognized.items())
+            lines.append(f"  recognized: {found}")
+        counts = sorted(self.matches.items(), key=lambda item: (-item[1], item[0]))
+        lines += _table(("rule", "matches"), [(n, str(c)) for n, c in counts])
+        if self.cost_before is not None and self.cost_after is not None:
+            lines.append(self._cost())
+        lines += _table(("choice", "takes", "us", "over", "why"), [_choice(c) for c in self.choices])
+        if times:
+            lines += [f"  {stage} {1e3 * s:.1f} ms" for stage, s in self.seconds.items()]
+        return "\n".join(lines) + "\n"
+
+    def _cost(self) -> str:
+        assert self.cost_before is not None and self.cost_after is not None
+        ratio = self.cost_before / self.cost_after if self.cost_after else 1.0
+        text = f"  cost {self.cost_before:.0f} -> {self.cost_after:.0f} us ({ratio:.1f}x less, shared nodes counted once)"
+        if self.kernels_before is not None and self.kernels_after is not None:
+            text += f", {self.kernels_before} -> {self.kernels_after} kernels"
+        return text
 
 
-def _choices(choices: tuple[Choice, ...]) -> list[str]:
-    if not choices:
+def _found(name: str, found: int, candidates: int) -> str:
+    return f"{name} {found}/{candidates}" if candidates else f"{name} x{found}"
+
+
+def _round(r: Round) -> tuple[str, ...]:
+    fired = ", ".join(r.fired[:6]) + (f" and {len(r.fired) - 6} more" if len(r.fired) > 6 else "")
+    return (r.phase, str(r.steps), str(r.nodes), str(r.classes), fired)
+
+
+def _choice(c: Choice) -> tuple[str, ...]:
+    others = ", ".join(f"{name} {cost:.1f}" for name, cost in c.others)
+    return (c.place, c.chosen, f"{c.cost:.1f}", others, c.why)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """Aligned columns: numbers to the right, the last column as it is."""
+    if not rows:
         return []
-    rows = [("choice", "times", "chosen", "instead of", "us more", "why")]
-    for choice in choices:
-        first = True
-        for other in choice.others:
-            lost = "-" if other.loss is None else f"{other.loss / 1e3:.1f}"
-            head = (f"c{choice.cls} {choice.type}", str(choice.times), choice.chosen) if first else ("", "", "")
-            rows.append((*head, other.text, lost, other.why))
-            first = False
-    return aligned(rows, left=6, right=(1, 4))
-
-
-def aligned(rows: list[tuple[str, ...]], left: int, right: tuple[int, ...] = ()) -> list[str]:
-    """Rows as columns two spaces apart; the first `left` columns flush left but for `right`, the others right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    every = [head, *rows]
+    width = [max(len(r[k]) for r in every) for k in range(len(head))]
+    right = [all(_numeric(r[k]) for r in rows) for k in range(len(head))]
     return [
-        ("  " + "  ".join(
-            cell.ljust(w) if i < left and i not in right else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )).rstrip()
-        for row in rows
-    ]  # fmt: skip
+        ("  " + "  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(r, width, right, strict=True))).rstrip()
+        for r in every
+    ]
+
+
+def _numeric(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()

@@ -1,0 +1,48 @@
+"""The rewrite rules by theme, and the phases in which they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from ..patterns import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Themes that run one after the other in each round, and at most how many rounds.
+
+    `backoff` (matches, rounds) holds a rule back for some rounds when one round gave it more matches than that.
+    """
+
+    name: str
+    themes: tuple[str, ...]
+    rounds: int
+    backoff: tuple[int, int] | None = None
+
+    def schedule(self, analysis: str) -> str:
+        """One round in the engine's language."""
+        if self.backoff is None:
+            runs = " ".join(f"(run {t})" for t in self.themes)
+            return f"(seq {runs} (saturate (run {analysis})))"
+        matches, rounds = self.backoff
+        runs = " ".join(f"(run-with bo {t})" for t in self.themes)
+        start = f"(let-scheduler bo (back-off :match-limit {matches} :ban-length {rounds}))"
+        return f"(seq {start} {runs} (saturate (run {analysis})))"
+
+
+PHASES = (
+    Phase("simplify", ("algebra", "movement"), 12),
+    Phase("contract", ("contraction", "movement", "algebra"), 4),
+    Phase("recognize", ("recognition", "masks"), 12),
+    Phase("attend", ("attention", "movement", "algebra"), 8),
+)
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule, in the order of themes."""
+    from . import algebra, attention, contraction, movement, recognition
+
+    modules = (algebra, movement, contraction, recognition, attention)
+    return tuple(rule for module in modules for rule in module.RULES)

@@ -1,0 +1,134 @@
+"""What the e-graph knows of a class: `shape`, `dtype`, and `uniform`, the number that all its elements are.
+
+`shape` and `dtype` allow no merging, so a rule that equates values of different types fails loudly. Their rules restate
+`Op.infer` in the engine's arithmetic for the ops that rules may create; the others' types are stated when a program is
+inserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..ir import Kind
+from .language import Family, families, float_text, integers_text
+
+RANKS = range(1, 7)
+THEME = "types"
+FUNCTIONS = (
+    "(function shape (T) Ints :no-merge)",
+    "(function dtype (T) String :no-merge)",
+    "(function uniform (T) f64 :merge old)",
+    "(function ones (i64) Ints :no-merge)",
+    "(function identity-perm (i64) Ints :no-merge)",
+    "(function swap-perm (i64) Ints :no-merge)",
+    "(function inverse-perm (Ints) Ints :no-merge)",
+    "(relation float (String))",
+    "(relation power-of-two (f64))",
+)
+# numbers of constants; NaN and overflow of the engine's doubles match nothing
+FOLDS = {"Add": "(+ a b)", "Sub": "(- a b)", "Mul": "(* a b)", "Div": "(/ a b)"}
+SAME_NUMBER = ("Reshape", "Broadcast", "Transpose", "Slice", "Flip", "StopGradient", "Identity")
+
+
+def derived() -> frozenset[str]:
+    """The constructors of which the rules know both shape and dtype."""
+    texts = {f.name: " ".join(_types(f)) for f in families().values() if not f.variadic}
+    known = {name for name, text in texts.items() if "(set (shape" in text and "(set (dtype" in text}
+    return frozenset(known | {"Literal"})
+
+
+def facts() -> list[str]:
+    """Tables by rank."""
+    out = ['(float "f32")', '(float "f16")']
+    out += [f"(power-of-two {float_text(sign * 2.0**k)})" for k in range(-16, 17) for sign in (1, -1)]
+    for r in range(7):
+        out.append(f"(set (ones {r}) {integers_text((1,) * r)})")
+        out.append(f"(set (identity-perm {r}) {integers_text(range(r))})")
+        if r >= 2:
+            out.append(f"(set (swap-perm {r}) {integers_text((*range(r - 2), r - 1, r - 2))})")
+    return out
+
+
+def rules() -> list[str]:
+    """The engine's texts of the analysis."""
+    out = [text for family in families().values() if not family.variadic for text in _types(family)]
+    out += [_rule(f"(= root ({op} x {_names(op)})) (= c (uniform x))", "(set (uniform root) c)") for op in SAME_NUMBER]
+    out += [
+        _rule(f"(= root ({op} x y)) (= a (uniform x)) (= b (uniform y)) (= c {number}) (= d (dtype root)) (float d)",
+              "(set (uniform root) c)")
+        for op, number in FOLDS.items()
+    ]  # fmt: skip
+    out += [
+        _rule("(= root (Literal v d))", "(set (uniform root) v) (set (shape root) (vec-empty))"),
+        _rule("(= root (Full v d s))", "(set (uniform root) v) (set (dtype root) d) (set (shape root) s)"),
+        _rule("(= root (Neg x)) (= a (uniform x)) (= d (dtype root)) (float d)", "(set (uniform root) (neg a))"),
+        # every constant of one number, dtype and shape is one class
+        _rule("(= v (uniform root)) (= d (dtype root)) (= s (shape root))", "(union root (Full v d s))"),
+        _rule("(= root (Full v d s)) (= 0 (vec-length s))", "(union root (Literal v d))"),
+        _rule("(= root (Full v d s)) (= n (vec-length s)) (!= n 0) (= s (ones n))",
+              "(union root (Reshape (Literal v d) s))"),
+        _rule("(= root (Full v d s)) (= n (vec-length s)) (= o (ones n)) (!= s o)",
+              "(union root (Broadcast (Full v d o) s))"),
+    ]  # fmt: skip
+    return out
+
+
+def _rule(premises: str, actions: str) -> str:
+    return f"(rule ({premises}) ({actions}) :ruleset {THEME})"
+
+
+def _names(op: str) -> str:
+    return " ".join(f"a{i}" for i in range(len(families()[op].fields)))
+
+
+def _types(family: Family) -> Iterator[str]:
+    """Shape and dtype of what an op gives, where they can be derived."""
+    operands = [f"x{i}" for i in range(family.least)]
+    attributes = [f"a-{name}" for name, _ in family.fields]
+    this = f"(= root ({' '.join([family.name, *operands, *attributes])}))"
+    if family.kind in (Kind.TUPLE, Kind.GET):
+        return
+    if "a-dtype" in attributes:
+        yield _rule(this, "(set (dtype root) a-dtype)")
+    elif family.template is not None and family.template.result != "same":
+        yield _rule(this, f'(set (dtype root) "{family.template.result}")')
+    elif family.kind is Kind.ELEMENTWISE and "a-to" in attributes:
+        yield _rule(this, "(set (dtype root) a-to)")
+    elif operands:
+        typed = operands[-1 if family.template is not None else 0]
+        yield _rule(f"{this} (= d (dtype {typed}))", "(set (dtype root) d)")
+    if "a-shape" in attributes:
+        yield _rule(this, "(set (shape root) a-shape)")
+    elif operands:
+        for premise, shape in _shapes(family):
+            yield _rule(f"{this} (= s (shape x0)) {premise}", f"(set (shape root) {shape})")
+
+
+def _shapes(family: Family) -> Iterator[tuple[str, str]]:
+    """(premises, shape) from the shape s of the first operand."""
+    match family.kind, family.name:
+        case Kind.ELEMENTWISE, _:
+            yield "", "s"
+        case Kind.REDUCE, _:
+            for count in RANKS:
+                shape = "s"
+                for k in range(count):
+                    shape = f"(vec-set {shape} (vec-get a-axes {k}) 1)"
+                yield f"(= {count} (vec-length a-axes))", shape
+        case Kind.CONTRACT, "Dot":
+            yield "(= t (shape x1)) (= n (vec-length s))", "(vec-set s (- n 1) (vec-get t (- n 1)))"
+        case Kind.MOVE, "Transpose":
+            for rank in RANKS:
+                items = " ".join(f"(vec-get s (vec-get a-perm {k}))" for k in range(rank))
+                yield f"(= {rank} (vec-length a-perm))", f"(vec-of {items})"
+        case Kind.MOVE, "Slice":
+            for rank in RANKS:
+                items = " ".join(
+                    f"(/ (+ (- (vec-get a-stop {k}) (vec-get a-start {k})) (- (vec-get a-step {k}) 1)) (vec-get a-step {k}))"
+                    for k in range(rank)
+                )
+                yield f"(= {rank} (vec-length s))", f"(vec-of {items})"
+        case Kind.MOVE, "Flip":
+            yield "", "s"
+        case _:
+            return

@@ -1,0 +1,74 @@
+"""The egglog engine behind a few calls; the only module that knows its two supported versions apart (13.2 and 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from egglog import bindings
+
+from ..errors import CompileError
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one run of rules did: matches by rule, and whether anything changed."""
+
+    matches: dict[str, int]
+    updated: bool
+
+
+class Engine:
+    """One e-graph. Texts must be short: version 13.2 copies the source of a program into every span of it."""
+
+    def __init__(self) -> None:
+        self._egraph: Any = bindings.EGraph()
+        # 14 parses and runs in one call, without handing the commands to Python
+        self._direct = getattr(self._egraph, "parse_and_run_program", None)
+
+    def run(self, text: str) -> list[Any]:
+        """Run commands; CompileError with the command when the engine refuses or panics."""
+        try:
+            if self._direct is not None:
+                return self._direct(text)
+            return self._egraph.run_program(*self._egraph.parse_program(text))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a panic of the engine is no Exception
+            raise CompileError(f"the e-graph refused {text[:200]}: {error}") from error
+
+    def step(self, schedule: str) -> Step:
+        """Run a schedule such as `(run algebra)`."""
+        report = self.run(f"(run-schedule {schedule})")[0].report
+        return Step(dict(report.num_matches_per_rule), report.updated)
+
+    def sizes(self) -> dict[str, int]:
+        """Rows by function."""
+        return dict(self.run("(print-size)")[0].sizes)
+
+    def count(self, constructors: Iterable[str]) -> tuple[int, int]:
+        """How many e-nodes and e-classes the rows of these constructors are."""
+        functions = self._egraph.freeze().functions
+        outputs = [(functions[c].output_sort, row.output) for c in constructors for row in functions[c].rows]
+        return len(outputs), len(set(outputs))
+
+    def freeze(self) -> dict[str, list[tuple[list[Any], Any]]]:
+        """(inputs, output) of all rows of all functions, as opaque hashable values."""
+        frozen = self._egraph.freeze()
+        return {
+            name: [(row.inputs, row.output) for row in function.rows if not row.subsumed]
+            for name, function in frozen.functions.items()
+        }
+
+    def integer(self, value: Any) -> int:
+        return self._egraph.value_to_i64(value)
+
+    def number(self, value: Any) -> float:
+        return self._egraph.value_to_f64(value)
+
+    def string(self, value: Any) -> str:
+        return self._egraph.value_to_string(value)
+
+    def integers(self, value: Any) -> tuple[int, ...]:
+        return tuple(self._egraph.value_to_i64(v) for v in self._egraph.value_to_vec(value))

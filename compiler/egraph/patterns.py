@@ -1,0 +1,232 @@
+"""Rules: equations between patterns, written as s-expressions, and their translation to the engine's language.
+
+A pattern is a variable, or `(Op operands... attributes...)` with the constructor names of `language`, or
+`(Named operands... attributes...)` with a stepping stone of `rules.named`. In the place of an operand
+
+    2.0      is any value all of whose elements are this number,
+    #c       is any value all of whose elements are one number, which the rule calls c,
+    (Add* ..) matches in both orders of the operands.
+
+On the right side `(const expr x)` is the number `expr` in the shape and dtype of the variable x. Conditions are
+premises of the engine: `(= s (shape x))`, `(< c d)`, `(= p (Softmax x axes))`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import IRError
+from ..ir import Kind
+from .language import Form, families, float_text, made_by, string_text
+
+Term = str | tuple["Term", ...]
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]|[^\s()]+')
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf)$")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`left` = `right` whenever the conditions hold.
+
+    `samples` are values for the variables, from which the rule is checked: a text such as "f32[3, 4]" is an array of that
+    type, a tuple or number an attribute. Without samples every variable is an f32[3, 4] and a f32[2, 1, 5].
+    `relaxed` rules change rounding by more than the order of a sum does; they are off unless asked for.
+    """
+
+    name: str
+    theme: str
+    left: str
+    right: str
+    when: tuple[str, ...] = ()
+    samples: tuple[Mapping[str, Any], ...] = ()
+    relaxed: bool = False
+
+    @property
+    def base(self) -> str:
+        """The name without the rank that the rule is for."""
+        return self.name.partition("@")[0]
+
+
+def parse(text: str) -> Term:
+    """One s-expression as nested tuples."""
+    tokens = _TOKEN.findall(text)
+    term, end = _parse(tokens, 0, text)
+    if end != len(tokens):
+        raise IRError(f"one expression was needed, got {text!r}")
+    return term
+
+
+def _parse(tokens: list[str], at: int, text: str) -> tuple[Term, int]:
+    if at >= len(tokens) or tokens[at] == ")":
+        raise IRError(f"an expression is not closed or empty: {text!r}")
+    if tokens[at] != "(":
+        return tokens[at], at + 1
+    items: list[Term] = []
+    at += 1
+    while at < len(tokens) and tokens[at] != ")":
+        item, at = _parse(tokens, at, text)
+        items.append(item)
+    if at >= len(tokens):
+        raise IRError(f"an expression is not closed: {text!r}")
+    return tuple(items), at + 1
+
+
+def show(term: Term) -> str:
+    return term if isinstance(term, str) else f"({' '.join(map(show, term))})"
+
+
+def is_number(term: Term) -> bool:
+    return isinstance(term, str) and _NUMBER.match(term) is not None
+
+
+def head_form(term: Term) -> Form | None:
+    """The form of an op pattern, None for anything else."""
+    if isinstance(term, str) or not term or not isinstance(term[0], str):
+        return None
+    family = families().get(term[0].removesuffix("*"))
+    return family.form(len(term) - 1 - len(family.fields)) if family else None
+
+
+def operand_count(term: Term) -> int:
+    """How many of a pattern's arguments are arrays, as opposed to attributes."""
+    from .rules.named import NAMED
+
+    form = head_form(term)
+    if form is not None:
+        return form.arity
+    named = NAMED.get(term[0]) if term and isinstance(term[0], str) else None
+    return named.operands if named else 0
+
+
+def variants(term: Term) -> list[Term]:
+    """The pattern with each commutative op in both orders."""
+    if isinstance(term, str):
+        return [term]
+    parts = [variants(t) for t in term]
+    out: list[Term] = []
+    for choice in itertools.product(*parts):
+        head = choice[0]
+        if isinstance(head, str) and head.endswith("*") and len(head) > 1:
+            out += [(head[:-1], *choice[1:]), (head[:-1], choice[2], choice[1])]
+        else:
+            out.append(choice)
+    return list(dict.fromkeys(out))
+
+
+class _Translation:
+    """One variant of a rule on its way to the engine."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.premises: list[str] = []
+        self.actions: list[str] = []
+        self.fresh = itertools.count()
+
+    def text(self, left: Term, conditions: tuple[Term, ...], number: int) -> str:
+        root = left if isinstance(left, str) else "root"
+        if root == "root":
+            self.premises.append(f"(= root {show(self._pattern(left))})")
+        for condition in conditions:
+            self.premises.append(show(self._condition(condition)))
+        made = self._build(parse(self.rule.right))
+        self.actions.append(f"(union {root} {made})")
+        name = string_text(f"{self.rule.name}#{number}")
+        return (f"(rule ({' '.join(self.premises)}) ({' '.join(self.actions)}) "
+                f":ruleset {self.rule.theme} :name {name})")  # fmt: skip
+
+    def _pattern(self, term: Term) -> Term:
+        """The pattern with constants in operand places as variables that have premises."""
+        if isinstance(term, str):
+            return term
+        count = operand_count(term)
+        form = head_form(term)
+        out: list[Term] = [form.name if form else term[0]]
+        for k, item in enumerate(term[1:]):
+            if k < count and is_number(item):
+                out.append(self._constant(float_text(float(item))))
+            elif k < count and isinstance(item, str) and item.startswith("#"):
+                out.append(self._constant(item[1:]))
+            else:
+                out.append(self._pattern(item))
+        return tuple(out)
+
+    def _constant(self, value: str) -> str:
+        name = f"k{next(self.fresh)}"
+        self.premises.append(f"(= {value} (uniform {name}))")
+        return name
+
+    def _condition(self, term: Term) -> Term:
+        if isinstance(term, str):
+            return term
+        if term[0] == "=" or head_form(term) is None:
+            return tuple(self._condition(t) if operand_count(t) == 0 else self._pattern(t) for t in term)
+        return self._pattern(term)
+
+    def _build(self, term: Term) -> str:
+        """The name of a new term, made of actions that also note which rule made it."""
+        if isinstance(term, str):
+            return term
+        if term[0] == "const":
+            return self._const(term)
+        form = head_form(term)
+        count = operand_count(term)
+        if form is None and count == 0 and not _is_named(term):
+            return show(term)
+        args = [self._build(t) if k < count else show(t) for k, t in enumerate(term[1:])]
+        name = f"r{next(self.fresh)}"
+        head = form.name if form else show(term[0])
+        self.actions.append(f"(let {name} ({' '.join([head, *args])}))")
+        if form is not None:
+            self.actions.append(f"(set ({' '.join([made_by(head), *args])}) {string_text(self.rule.base)})")
+        return name
+
+    def _const(self, term: Term) -> str:
+        assert not isinstance(term, str)
+        _, value, like = term
+        name = f"r{next(self.fresh)}"
+        self.premises += [f"(= {name}s (shape {show(like)}))", f"(= {name}d (dtype {show(like)}))"]
+        self.actions.append(f"(let {name} (Full {_number(value)} {name}d {name}s))")
+        return name
+
+
+def _is_named(term: Term) -> bool:
+    from .rules.named import NAMED
+
+    return not isinstance(term, str) and term[0] in NAMED
+
+
+def _number(value: Term) -> str:
+    return float_text(float(value)) if isinstance(value, str) and is_number(value) else show(value)
+
+
+def translate(rule: Rule) -> list[str]:
+    """The engine's texts of a rule: one for each order of its commutative ops."""
+    whole = (parse(rule.left), *(parse(c) for c in rule.when))
+    texts = []
+    for number, variant in enumerate(variants(whole)):
+        assert not isinstance(variant, str)
+        texts.append(_Translation(rule).text(variant[0], variant[1:], number))
+    return texts
+
+
+def used_forms(rules: list[Rule]) -> Iterator[Form]:
+    """The constructors that rules name."""
+    for rule in rules:
+        stack: list[Term] = [parse(t) for t in (rule.left, rule.right, *rule.when)]
+        while stack:
+            term = stack.pop()
+            if isinstance(term, str):
+                continue
+            form = head_form(term)
+            if form is not None:
+                yield form
+            stack.extend(term[1:] if isinstance(term[0], str) else term)
+
+
+def kind_of(term: Term) -> Kind | None:
+    form = head_form(term)
+    return form.family.kind if form else None

@@ -1,0 +1,7 @@
+"""todo"""
+
+from __future__ import annotations
+
+from ..patterns import Rule
+
+RULES: tuple[Rule, ...] = ()

@@ -1,0 +1,109 @@
+"""Saturation in phases: rules to their end, within bounds on rounds, rows and time that are checked between rounds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from . import analysis
+from .engine import Engine
+from .language import SORTS, Form
+from .patterns import Rule, translate, used_forms
+from .rules import PHASES, Phase, all_rules
+from .rules.named import NAMED
+
+ROWS_A_NODE = 12  # the row bound grows with the program, up to HARD_ROWS
+HARD_ROWS = 400_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """Bounds and rules of a saturation. `relaxed` turns on rules that change rounding beyond the order of sums."""
+
+    max_rows: int = 50_000
+    max_seconds: float = 20.0
+    relaxed: bool = False
+    disabled: tuple[str, ...] = ()
+    extra: tuple[Rule, ...] = ()
+    phases: tuple[Phase, ...] = PHASES
+
+    def rules(self) -> list[Rule]:
+        """The rules that are on."""
+        every = (*all_rules(), *self.extra)
+        return [r for r in every if (self.relaxed or not r.relaxed) and r.base not in self.disabled]
+
+    def row_bound(self, nodes: int) -> int:
+        return min(max(self.max_rows, ROWS_A_NODE * nodes), HARD_ROWS)
+
+
+@dataclass(slots=True)
+class Run:
+    """The record of one phase."""
+
+    phase: str
+    steps: int = 0
+    matches: Counter[str] = field(default_factory=Counter)
+    nodes: int = 0
+    classes: int = 0
+    stop: str = "saturated"
+
+
+def prepare(rules: Sequence[Rule], forms: Sequence[Form]) -> Engine:
+    """An e-graph that knows the language and the rules."""
+    engine = Engine()
+    themes = dict.fromkeys((analysis.THEME, *(t for p in PHASES for t in p.themes), *(r.theme for r in rules)))
+    texts = [*SORTS, "(function node (i64) T :no-merge)"]
+    texts += [text for form in forms for text in form.declarations()]
+    texts += [n.declaration() for n in NAMED.values()]
+    texts += [*analysis.FUNCTIONS, *(f"(ruleset {t})" for t in themes), *analysis.facts(), *analysis.rules()]
+    texts += [text for rule in rules for text in translate(rule)]
+    for text in texts:
+        engine.run(text)
+    return engine
+
+
+def forms_needed(rules: Sequence[Rule], forms: Sequence[Form]) -> list[Form]:
+    """Every constructor that a program or a rule may use, in a fixed order."""
+    from .language import families
+
+    fixed = [f.form(f.least) for f in families().values() if not f.variadic]
+    return sorted({*fixed, *forms, *used_forms(list(rules))}, key=lambda f: f.name)
+
+
+def saturate(engine: Engine, options: Options, nodes: int, forms: Sequence[Form]) -> list[Run]:
+    """Run all phases; the record of each. A bound that is hit ends the saturation."""
+    deadline = time.perf_counter() + options.max_seconds
+    bound = options.row_bound(nodes)
+    names = [f.name for f in forms]
+    engine.step(f"(saturate (run {analysis.THEME}))")
+    runs = []
+    for phase in options.phases:
+        run = _phase(engine, phase, names, bound, deadline)
+        run.nodes, run.classes = engine.count(names)
+        runs.append(run)
+        if run.stop not in ("saturated", "round bound"):
+            break
+    return runs
+
+
+def _phase(engine: Engine, phase: Phase, names: Sequence[str], bound: int, deadline: float) -> Run:
+    run = Run(phase.name)
+    engine_text = phase.schedule(analysis.THEME)
+    for _ in range(phase.rounds):
+        step = engine.step(engine_text)
+        run.steps += 1
+        run.matches.update({k.rpartition("#")[0]: n for k, n in step.matches.items() if "#" in k and n})
+        sizes = engine.sizes()
+        rows = sum(sizes.get(n, 0) for n in names)
+        if not step.updated:
+            return run
+        if rows > bound:
+            run.stop = f"row bound of {bound} reached"
+            return run
+        if time.perf_counter() > deadline:
+            run.stop = "time bound reached"
+            return run
+    run.stop = "round bound"
+    return run
