@@ -76,6 +76,7 @@ def problem(snapshot: Snapshot, max_bindings: int, condense: bool = True) -> Pro
     p = _classified(snapshot)
     _prune(p, max_bindings)
     if condense:
+        _bypass(p)
         _condense(p)
         _find_live(p)
     for c in p.live:
@@ -273,19 +274,33 @@ def _find_live(p: Problem) -> None:
                 stack.extend((k, False) for n in p.candidates[c] for k in p.kids[n] if k not in state)
 
 
+def _bypass(p: Problem) -> None:
+    """Let readers see through views, which change nothing inside a kernel, and forget operands that are constant."""
+    single = [nodes[0] if len(nodes) == 1 else -1 for nodes in p.candidates]
+    base = list(range(p.classes))
+    for c in p.live:  # operands first, or a cycle of views, which has other e-nodes
+        n = single[c]
+        if n >= 0 and p.role[n] == VIEW:
+            base[c] = base[p.kids[n][0]]
+    for c in p.live:
+        for n in p.candidates[c]:
+            kids = tuple(base[k] for k in p.kids[n])
+            if p.role[n] in (EW, MOVE, RED):
+                kids = tuple(k for k in kids if single[k] < 0 or p.role[single[k]] != CONST)
+            p.kids[n] = tuple(dict.fromkeys(kids)) if p.role[n] == EW else kids
+
+
 def _condense(p: Problem) -> None:
     """Make an elementwise value with one e-node and one reader part of that reader: storing it never pays."""
     role, kids, snapshot = p.role, p.kids, p.snapshot
     single = [nodes[0] if len(nodes) == 1 else -1 for nodes in p.candidates]
     readers: dict[int, set[int]] = {}
-    work: list[int] = []
+    _find_live(p)
     for c in p.live:
         for n in p.candidates[c]:
-            if role[n] == EW:
-                kids[n] = tuple(dict.fromkeys(k for k in kids[n] if single[k] < 0 or role[single[k]] != CONST))
-                work.append(n)
             for k in kids[n]:
                 readers.setdefault(k, set()).add(n)
+    work = [n for c in p.live for n in p.candidates[c] if role[n] == EW]
     gone: set[int] = set()
     roots = set(p.roots)
     while work:

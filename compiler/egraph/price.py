@@ -77,6 +77,7 @@ class Pricer:
 
     def __init__(self, p: Problem, target: Target) -> None:
         self.p, self.target, self.calls = p, target, 0
+        self._known: dict[tuple[tuple[int, ...], ...], Priced | None] = {}
         self._transposed: dict[tuple[int, int], int] = {}
         self._busy: dict[tuple[int, bool, bool], float] = {}
 
@@ -91,7 +92,14 @@ class Pricer:
         walked = self._walk(outs, choice, kern)
         if walked is None:
             return None
-        body, operands = walked
+        key = (tuple(outs), tuple([choice[c] for c in walked[0]]), walked[1])
+        if key not in self._known:
+            self._known[key] = self._judge(key[0], *walked, choice)
+        return self._known[key]
+
+    def _judge(
+        self, outs: tuple[int, ...], body: tuple[int, ...], operands: tuple[int, ...], choice: Sequence[int]
+    ) -> Priced | None:
         spaces = self._spaces(body, choice)
         if spaces is None:
             return None
@@ -100,7 +108,7 @@ class Pricer:
             return None
         resident, deepest = self._residence(outs, body, choice, spaces)
         work = self._work(outs, body, choice, spaces, full, rows, deepest)
-        return self._priced(tuple(outs), body, operands, choice, spaces, work, (full, rows, column), resident)
+        return self._priced(outs, body, operands, choice, spaces, work, (full, rows, column), resident)
 
     def _walk(
         self, outs: Sequence[int], choice: Sequence[int], kern: Sequence[int]
