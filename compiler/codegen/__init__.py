@@ -1,0 +1,30 @@
+"""Groups to WGSL: `lower` dispatches on what a group holds; each kernel family has a module and templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..schedule.kernel import KernelSource
+from ..schedule.selection import Group
+from ..schedule.space import analyze
+from ..schedule.target import Target
+from .elementwise import lower_elementwise
+from .rowwise import lower_rows
+from .source import Job
+
+
+def lower(group: Group, target: Target, *, hints: Mapping[str, object] | None = None) -> list[KernelSource]:
+    """The dispatches that compute a group's outputs, in order; none where the outputs are empty.
+
+    Raises IRError for a group that is no legal kernel, CompileError for one that is beyond the target's limits.
+    """
+    memory = {o: o for o in group.operands if o not in group.outputs}
+    job = Job(group, target, memory, {}, hints or {})
+    analysis = analyze(group)
+    match analysis.kind:
+        case "map":
+            return lower_elementwise(job)
+        case "rows":
+            return lower_rows(job, analysis)
+        case _:
+            raise NotImplementedError(analysis.kind)

@@ -1,0 +1,32 @@
+"""Kernels without reductions: each invocation computes one element, or four neighbours, of every result."""
+
+from __future__ import annotations
+
+from ..index import index, unflatten
+from ..schedule.kernel import KernelSource
+from ..schedule.tile import fold
+from .emitter import Emitter, V
+from .source import Job, finish
+
+WORKGROUP = 64
+
+
+def lower_elementwise(job: Job) -> list[KernelSource]:
+    """One kernel for all results, which have equally many elements."""
+    outputs = job.group.outputs
+    size = outputs[0].type.size
+    if size == 0:
+        return []
+    wide = size % 4 == 0
+    count = size // 4 if wide else size
+    emitter = Emitter([job.held_by(o) for o in outputs], dict(job.memory))
+    i = emitter.variable("i", count)
+    flat = i * 4 + V if wide else i + index(0)
+    values = [emitter.value(o, unflatten(flat, o.shape)) for o in outputs]
+    for k, (out, value) in enumerate(zip(outputs, values, strict=True)):
+        emitter.accesses[k].vector = wide
+        emitter.store(k, flat, value, out.dtype)
+    groups = -(-count // WORKGROUP)
+    grid = fold(groups, job.target.max_groups)
+    filled = {"body": emitter.text, "count": count, "workgroup": WORKGROUP, "width": grid[0] * WORKGROUP}
+    return [finish(job, emitter, "elementwise.wgsl.j2", filled, grid, (WORKGROUP, 1, 1))]

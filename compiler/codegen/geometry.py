@@ -1,0 +1,134 @@
+"""How a row kernel lies on a device: what an invocation does of a row, and whether one kernel can do it all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..index import Index, flatten, unflatten
+from ..schedule.space import Pattern, length, rows
+from ..schedule.target import Target
+
+_INLINE = 8  # steps of a row that are written out instead of looped over
+_SLACK = 256  # loop iterations kept in reserve below the target's limit
+_SEQUENTIAL = 4096  # steps that one invocation does sooner than two kernels more
+_BUSY = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
+_WANTED = {"cpu": 1024, "gpu": 1024}  # invocations (workgroups) of a kernel that is split into segments
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """R rows a workgroup, T threads a row, S segments of a row; a step is one element or one vec4.
+
+    along: neighbouring elements of memory belong to one row, so that a vec4 holds four elements of a row.
+    across: they belong to neighbouring rows, so that a vec4 holds one element of each of four rows.
+    """
+
+    pattern: Pattern
+    along: bool
+    wide: bool  # steps are vec4
+    T: int
+    R: int
+    segments: int
+
+    @property
+    def rows(self) -> int:
+        return rows(self.pattern)
+
+    @property
+    def length(self) -> int:
+        return length(self.pattern)
+
+    @property
+    def units(self) -> int:
+        """Rows, or fours of neighbouring rows."""
+        return self.rows // 4 if self.wide and not self.along else self.rows
+
+    @property
+    def steps(self) -> int:
+        return self.length // 4 if self.wide and self.along else self.length
+
+    @property
+    def tail(self) -> int:
+        """Elements of a row after its last vec4."""
+        return self.length % 4 if self.wide and self.along else 0
+
+    @property
+    def share(self) -> int:
+        """Steps of a segment."""
+        return -(-self.steps // self.segments)
+
+    @property
+    def trips(self) -> int:
+        """Steps of one thread."""
+        return -(-self.share // self.T)
+
+    @property
+    def inline(self) -> bool:
+        return self.segments == 1 and self.trips + self.tail <= _INLINE
+
+    def flat(self, row: Index, position: Index) -> Index:
+        """Where element `position` of row `row` lies in row-major order."""
+        kept = iter(unflatten(row, [n for reduced, n in self.pattern if not reduced]))
+        within = iter(unflatten(position, [n for reduced, n in self.pattern if reduced]))
+        at = [next(within) if reduced else next(kept) for reduced, _ in self.pattern]
+        return flatten(at, [n for _, n in self.pattern])
+
+
+def geometry(pattern: Pattern, target: Target, segments: int = 1) -> Geometry:
+    """How to run over a pattern in `segments` a row."""
+    along = not pattern or pattern[-1][0]
+    run = pattern[-1][1] if pattern else 1
+    reduced_runs = sum(reduced for reduced, _ in pattern)
+    # where rows do not begin at a vec4, neighbouring threads of a gpu read neighbouring elements instead
+    wide = run >= 4 and (run % 4 == 0 or (along and reduced_runs == 1 and target.kind == "cpu"))
+    plain = Geometry(pattern, along, wide, 1, 1, segments)
+    if target.kind == "cpu":
+        return plain
+    threads, together = _threads(plain, target)
+    return Geometry(pattern, along, wide, threads, together, segments)
+
+
+def _threads(g: Geometry, target: Target) -> tuple[int, int]:
+    """(threads a row, rows a workgroup), both powers of two."""
+    most = min(256, target.max_invocations)
+    if g.along:
+        threads = _power(-(-g.share // 4), most)
+        while threads < most and threads < g.share and g.units * g.segments * threads < 1 << 15:
+            threads *= 2
+        return threads, min(max(1, 128 // threads), _power(g.units, most))
+    together = _power(g.units, 32)
+    threads = 1
+    while threads * together < most and threads * 4 < g.share and (
+        threads < 8 or g.units * g.segments * threads < 1 << 15
+    ):
+        threads *= 2
+    return threads, together
+
+
+def _power(n: int, most: int) -> int:
+    """The least power of two that is at least n, up to `most`."""
+    return min(most, 1 << max(0, n - 1).bit_length())
+
+
+def fits(g: Geometry, passes: int, target: Target) -> bool:
+    """Whether one kernel can make `passes` passes over every row."""
+    iterations = g.trips * passes if not g.inline else 0
+    iterations += iterations // 64
+    return not target.loop_limit or iterations + _SLACK <= target.loop_limit
+
+
+def worthwhile(g: Geometry, passes: int, target: Target) -> bool:
+    """Whether one kernel is faster than one with segments and one that combines them, for each pass."""
+    return g.units >= _BUSY[target.kind] or g.trips * passes <= _SEQUENTIAL // (1 if target.kind == "cpu" else 64)
+
+
+def split(pattern: Pattern, target: Target) -> Geometry:
+    """How to run over a pattern in as many segments as keep the device busy and its loops short."""
+    whole = geometry(pattern, target)
+    least = 32 if target.kind == "cpu" else 4  # steps of a thread
+    wanted = -(-_WANTED[target.kind] * whole.R // whole.units)
+    segments = min(max(wanted, 1), max(1, whole.steps // (least * whole.T)))
+    segments = min(max(segments, -(-whole.trips // 8192)), max(whole.steps, 1))
+    # no empty segments
+    share = -(-max(whole.steps, 1) // segments)
+    return geometry(pattern, target, -(-max(whole.steps, 1) // share))

@@ -1,0 +1,333 @@
+"""One kernel over rows: passes that accumulate reductions and store matrix elements, then values of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..index import Index, flatten, index, unflatten, variable
+from ..ir import Kind, Node
+from ..ops.reduce import COMBINES, Combine
+from ..schedule.kernel import KernelSource, Scratch
+from ..schedule.space import Analysis, Space
+from ..schedule.tile import fold
+from .emitter import Emitter, V, Value
+from .geometry import Geometry
+from .source import Job, finish
+from .wgsl import literal, suffix, wgsl_type
+
+_BLOCK = 256  # steps that are added up before they join a longer sum, which loses less to rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A place in a row where a pass has something to do: `present` is a WGSL bool, None when always so."""
+
+    position: Index
+    present: Value | None = None
+    tail: bool = False
+
+
+def row_kernel(
+    job: Job, a: Analysis, g: Geometry, segments: Mapping[Node, Scratch] | None = None
+) -> KernelSource:
+    """The kernel of a group over rows. With `segments` it stores what each segment of a row combines to instead."""
+    return _RowKernel(job, a, g, segments or {}).build()
+
+
+class _RowKernel:
+    def __init__(self, job: Job, a: Analysis, g: Geometry, segments: Mapping[Node, Scratch]) -> None:
+        self.job, self.a, self.g, self.segments = job, a, g, segments
+        self.full = [o for o in job.group.outputs if self._is_full(o)]
+        self.rows = [o for o in job.group.outputs if o not in self.full and o not in segments]
+        writes = [job.held_by(o) for o in (*self.full, *self.rows)] + list(segments.values())
+        self.em = Emitter(writes, dict(job.memory))
+        self.em.place = self._place
+        self.number = {o: k for k, o in enumerate((*self.full, *self.rows, *segments))}
+        self.trees: dict[str, tuple[str, str, str, int]] = {}
+        self.position = Index()
+        self.row = self.segment = self.thread = Index()
+        self.row_present: Value | None = None
+        for k, access in enumerate(self.em.accesses):
+            along = k < len(self.full) or not g.along
+            access.vector = g.wide and along and access.size % 4 == 0 and g.tail == 0
+
+    def build(self) -> KernelSource:
+        if self.job.target.kind == "cpu":
+            self._cpu_variables()
+        else:
+            self._gpu_variables()
+        reductions = [n for n in self.a.body if n.kind is Kind.REDUCE]
+        levels = [self.a.level[n] - 1 for n in reductions] + [self.a.level[o] for o in self.full]
+        for level in sorted(set(levels)):
+            now = [n for n in reductions if self.a.level[n] == level + 1]
+            now = [n for n in now if not self.segments or n in self.segments]
+            full = [o for o in self.full if self.a.level[o] == level]
+            if now or full:
+                self._pass(level, now, full)
+        self._store_rows()
+        return self._finish()
+
+    # ---- where things are
+
+    def _is_full(self, node: Node) -> bool:
+        space = self.a.space[node]
+        return space.kind == "full" or (space.kind == "pure" and node.type.size == self.g.rows * self.g.length)
+
+    def _place(self, node: Node) -> tuple[Index, ...] | None:
+        space = self.a.space.get(node)
+        if space is None or space.kind == "pure":
+            return None
+        return unflatten(self._flat(space), node.shape)
+
+    def _flat(self, space: Space) -> Index:
+        """The row-major position, in the array it is in, of the value at the current row and position."""
+        flat = self.row if space.kind == "row" else self.g.flat(self.row, self.position)
+        perm, shape = space.turned
+        if not shape:
+            return flat
+        at = unflatten(flat, shape)
+        return flatten([at[p] for p in perm], [shape[p] for p in perm])
+
+    def _cpu_variables(self) -> None:
+        g = self.g
+        if g.segments == 1:
+            unit = self.em.variable("worker", g.units)
+        elif g.along:
+            unit = self.em.variable("row", g.units, f"worker / {g.segments}u")
+            self.segment = self.em.variable("segment", g.segments, f"worker % {g.segments}u")
+        else:
+            unit = self.em.variable("row", g.units, f"worker % {g.units}u")
+            self.segment = self.em.variable("segment", g.segments, f"worker / {g.units}u")
+        self.row = unit * 4 + V if g.wide and not g.along else unit
+
+    def _gpu_variables(self) -> None:
+        g, em = self.g, self.em
+        fast, slow = ("thread", "member") if g.along else ("member", "thread")
+        width = g.T if g.along else g.R
+        names = {fast: f"local % {width}u", slow: f"local / {width}u"}
+        self.thread = em.variable("thread", g.T, names["thread"])
+        if g.T == 1:
+            em.line("let thread = 0u;")
+        member = em.variable("member", g.R, names["member"])
+        tiles = -(-g.units // g.R)
+        if g.segments > 1:
+            tile = em.variable("rows", tiles, f"tile / {g.segments}u")
+            self.segment = em.variable("segment", g.segments, f"tile % {g.segments}u")
+        else:
+            tile = em.variable("tile", tiles)
+        unit = tile * g.R + member
+        if g.units % g.R:
+            at = em.index(unit)
+            self.row_present = em.let("row present", "present", f"{at.text} < {g.units}u", 0, False)
+            unit = em.variable("row", g.units, f"min({at.text}, {g.units - 1}u)")
+        self.row = unit * 4 + V if g.wide and not g.along else unit
+
+    # ---- passes
+
+    def _pass(self, level: int, reductions: Sequence[Node], full: Sequence[Node]) -> None:
+        em, g = self.em, self.g
+        em.phase = level
+        sums = {n: self._accumulator(n, g.wide) for n in reductions}
+        rests = {n: self._accumulator(n, wide=False) for n in reductions} if g.tail else {}
+        blocked = not g.inline and g.trips > 2 * _BLOCK
+        inner = {n: em.fresh("block") for n in sums if blocked and self._rounds(n)}
+
+        def visit(step: Step) -> None:
+            self.position = step.position
+            values = [(n, em.value(n.operands[0], self._operand_place(n))) for n in reductions]
+            elements = [(o, em.value(o, unflatten(self._flat(self._space(o)), o.shape))) for o in full]
+            for node, value in values:
+                to = rests[node] if step.tail else inner.get(node, sums[node])
+                self._accumulate(node, to, value, step, g.wide and not step.tail)
+            self._store_full(elements, step)
+
+        self._walk(visit, {inner[n]: (n, sums[n]) for n in inner})
+        for node in reductions:
+            total = self._total(node, sums[node], rests.get(node))
+            if node in self.segments:
+                self._store_segment(node, total)
+            else:
+                em.bound[node] = total
+
+    def _walk(self, visit: Callable[[Step], None], inner: Mapping[str, tuple[Node, str]]) -> None:
+        """Visit every step of this invocation's share of a row, with the partial sums `inner` emptied now and then."""
+        em, g = self.em, self.g
+        if g.inline:
+            for step in self._inline_steps():
+                visit(step)
+            return
+        start, stop = "0u", f"{g.steps}u"
+        if g.segments > 1:
+            first = em.index(self.segment * g.share)
+            start = first.text
+            stop = em.let("stop", "stop", f"min({start} + {g.share}u, {g.steps}u)", 0, False).text
+        if g.T > 1:
+            start = "thread" if start == "0u" else em.let("start", "start", f"{start} + thread", 0, False).text
+        advance = "j++" if g.T == 1 else f"j += {g.T}u"
+        if not inner:
+            with em.block(f"for (var j = {start}; j < {stop}; {advance})"):
+                visit(Step(self._step_position()))
+        else:
+            with em.block(f"for (var b = {start}; b < {stop}; b += {_BLOCK * g.T}u)"):
+                for name, (node, _) in inner.items():
+                    em.line(f"var {name} = {self._identity(node, g.wide)};")
+                with em.block(f"for (var j = b; j < min(b + {_BLOCK * g.T}u, {stop}); {advance})"):
+                    visit(Step(self._step_position()))
+                for name, (node, total) in inner.items():
+                    em.line(f"{total} = {self._combined(node, total, name, g.wide)};")
+        self._tail(visit)
+
+    def _step_position(self) -> Index:
+        j = self.em.variable("j", self.g.steps)
+        return j * 4 + V if self.g.wide and self.g.along else j
+
+    def _inline_steps(self) -> Iterator[Step]:
+        g, em = self.g, self.em
+        for u in range(g.trips):
+            j, present = self.thread + u * g.T, None
+            if (u + 1) * g.T > g.steps:
+                at = em.index(j)
+                present = em.known(("present", u)) or em.let(("present", u), "present", f"{at.text} < {g.steps}u", 0, False)
+                near = em.known(("near", u)) or em.let(("near", u), "near", f"min({at.text}, {g.steps - 1}u)", 0, False)
+                em.variables[near.text] = near
+                j = variable(near.text, g.steps)
+            yield Step(j * 4 + V if g.wide and g.along else j, present)
+        yield from self._tail_steps()
+
+    def _tail(self, visit: Callable[[Step], None]) -> None:
+        for step in self._tail_steps():
+            visit(step)
+
+    def _tail_steps(self) -> Iterator[Step]:
+        """The elements after the last vec4 of a row; of a row in segments, the last segment has them."""
+        g, em = self.g, self.em
+        if not g.tail:
+            return
+        last = []
+        if g.segments > 1:
+            last = [f"{em.index(self.segment).text} == {g.segments - 1}u"]
+        if g.T == 1:
+            present = self._tail_present(last)
+            for k in range(g.tail):
+                yield Step(index(4 * g.steps + k), present, tail=True)
+            return
+        present = self._tail_present([*last, f"thread < {g.tail}u"])
+        near = em.known("tail") or em.let("tail", "near", f"min(thread, {g.tail - 1}u)", 0, False)
+        em.variables[near.text] = near
+        yield Step(variable(near.text, g.tail) + 4 * g.steps, present, tail=True)
+
+    def _tail_present(self, conditions: Sequence[str]) -> Value | None:
+        if not conditions:
+            return None
+        text = " && ".join(conditions)
+        return self.em.known(text) or self.em.let(text, "present", text, 0, False)
+
+    # ---- accumulation
+
+    def _operand_place(self, reduction: Node) -> tuple[Index, ...]:
+        return unflatten(self.g.flat(self.row, self.position), reduction.operands[0].shape)
+
+    def _space(self, output: Node) -> Space:
+        space = self.a.space[output]
+        return space if space.kind != "pure" else Space("full" if output in self.full else "row")
+
+    def _combine(self, node: Node) -> Combine:
+        return COMBINES[node.op.combine]  # type: ignore[attr-defined]
+
+    def _rounds(self, node: Node) -> bool:
+        """Whether the order of combination changes the result."""
+        return node.dtype.kind == "f" and "eg_" not in self._combine(node).wgsl
+
+    def _identity(self, node: Node, wide: bool) -> str:
+        number = literal(self._combine(node).identity[node.dtype.kind], node.dtype)
+        return f"{wgsl_type(node.dtype, wide)}({number})"
+
+    def _combined(self, node: Node, a: str, b: str, wide: bool) -> str:
+        dtype = node.dtype
+        return self._combine(node).wgsl.format(
+            a, b, T=wgsl_type(dtype, wide), v="4" if wide else "", s=suffix(dtype, wide)
+        )
+
+    def _accumulator(self, node: Node, wide: bool) -> str:
+        name = self.em.fresh(f"total_{node.op.name}")
+        self.em.line(f"var {name} = {self._identity(node, wide)};")
+        return name
+
+    def _accumulate(self, node: Node, to: str, value: Value, step: Step, wide: bool) -> None:
+        text = self.em.splat(value, node.dtype, wide)
+        if step.present is not None:
+            text = f"select({self._identity(node, wide)}, {text}, {step.present.text})"
+        self.em.line(f"{to} = {self._combined(node, to, text, wide)};")
+
+    def _total(self, node: Node, total: str, rest: str | None) -> Value:
+        """What all steps of all threads of a row combine to."""
+        em, g = self.em, self.g
+        name, wide = total, g.wide
+        if g.wide and g.along:
+            pairs = [self._combined(node, f"{total}.{a}", f"{total}.{b}", False) for a, b in ("xy", "zw")]
+            low, high = (em.let(("pair", node, k), "pair", text, 0, False).text for k, text in enumerate(pairs))
+            name, wide = em.let(("row", node), node.op.name, self._combined(node, low, high, False), 0, False).text, False
+        if rest is not None:
+            name = em.let(("rest", node), node.op.name, self._combined(node, name, rest, False), 0, False).text
+        if g.T > 1:
+            tree = self._tree(node, wide)
+            name = em.let(("tree", node), node.op.name, f"{tree}({name}, local, thread)", 0, wide).text
+        return Value(name, wide)
+
+    def _tree(self, node: Node, wide: bool) -> str:
+        """The name of a function that combines over the threads of a row."""
+        kind = wgsl_type(node.dtype, wide)
+        name = f"row_{node.op.name}_{suffix(node.dtype, wide)}"
+        target = self.job.target
+        lanes = target.subgroup if self.g.along and node.dtype.kind != "b" and "subgroup" in target.features else 0
+        self.trees[name] = (name, kind, self._combined(node, "a", "b", wide), lanes)
+        return name
+
+    # ---- stores
+
+    def _store_full(self, elements: Sequence[tuple[Node, Value]], step: Step) -> None:
+        if not elements:
+            return
+        with self._guarded([step.present, self.row_present]):
+            for node, value in elements:
+                self.em.store(self.number[node], self._flat(self._space(node)), value, node.dtype)
+
+    def _store_rows(self) -> None:
+        if not self.rows:
+            return
+        values = [(o, self.em.value(o, unflatten(self._flat(self._space(o)), o.shape))) for o in self.rows]
+        with self._guarded([self._first_thread(), self.row_present]):
+            for node, value in values:
+                self.em.store(self.number[node], self._flat(self._space(node)), value, node.dtype)
+
+    def _store_segment(self, node: Node, value: Value) -> None:
+        g = self.g
+        flat = self.row * g.segments + self.segment if g.along else self.segment * g.rows + self.row
+        with self._guarded([self._first_thread(), self.row_present]):
+            self.em.store(self.number[node], flat, value, node.dtype)
+
+    def _first_thread(self) -> Value | None:
+        return Value("thread == 0u") if self.g.T > 1 else None
+
+    def _guarded(self, conditions: Sequence[Value | None]):  # noqa: ANN202
+        from contextlib import nullcontext
+
+        needed = [c.text for c in conditions if c is not None]
+        return self.em.block(f"if ({' && '.join(needed)})") if needed else nullcontext()
+
+    def _finish(self) -> KernelSource:
+        g, target = self.g, self.job.target
+        if target.kind == "cpu":
+            count = g.units * g.segments
+            size = 8 if count < 2048 or not g.inline else 64
+            grid = fold(-(-count // size), target.max_groups)
+            values = {"count": count, "workgroup": size, "width": grid[0] * size, "body": self.em.text}
+            return finish(self.job, self.em, "rowwise_cpu.wgsl.j2", values, grid, (size, 1, 1))
+        tiles = -(-g.units // g.R) * g.segments
+        grid = fold(tiles, target.max_groups)
+        trees = list(self.trees.values())
+        values = {"tiles": tiles, "width": grid[0], "R": g.R, "T": g.T, "along": g.along, "trees": trees, "body": self.em.text}
+        subgroups = any(lanes > 1 for *_, lanes in trees)
+        features = ("subgroup",) if subgroups else ()
+        return finish(self.job, self.em, "rowwise_gpu.wgsl.j2", values, grid, (g.R * g.T, 1, 1), features=features)

@@ -1,0 +1,147 @@
+"""From statements to a `KernelSource`: the filled template, what is bound and how, names, figures and limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...templates import render
+from ...templates.library import functions
+from ..errors import CompileError
+from ..ir import Kind, Node
+from ..schedule.kernel import KernelSource, Scratch, Stored
+from ..schedule.selection import Group, body
+from ..schedule.target import Target
+from ..types import DTYPES
+from .emitter import Access, Emitter, spell
+from .wgsl import literal, storage_type
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A group to lower, and where its values lie: outputs and operands are nodes of the program or scratch."""
+
+    group: Group
+    target: Target
+    memory: Mapping[Node, Stored]  # what holds an operand
+    stores: Mapping[Node, Stored] = field(default_factory=dict)  # what an output is written to, when not itself
+    hints: Mapping[str, object] = field(default_factory=dict)
+
+    def held_by(self, output: Node) -> Stored:
+        return self.stores.get(output, output)
+
+    def part(self, outputs: Sequence[Node], **changes: object) -> Job:
+        """The same job for other outputs."""
+        memory: Mapping[Node, Stored] = changes.get("memory", self.memory)  # type: ignore[assignment]
+        stores: Mapping[Node, Stored] = changes.get("stores", self.stores)  # type: ignore[assignment]
+        return Job(Group(tuple(outputs), tuple(memory)), self.target, memory, stores, self.hints)
+
+
+def finish(
+    job: Job,
+    emitter: Emitter,
+    template: str,
+    values: Mapping[str, object],
+    grid: tuple[int, int, int],
+    workgroup: tuple[int, int, int],
+    flops: int | None = None,
+    features: Sequence[str] = (),
+) -> KernelSource:
+    """The kernel whose statements `emitter` holds; `values` fill the template."""
+    accesses, outputs = emitter.accesses, emitter.outputs
+    check_limits(job, len(accesses), grid, workgroup)
+    text = render(template, library="", **values)
+    library = functions(text)
+    text = spell(f"{library}\n\n{text}" if library else text, [a.vector for a in accesses])
+    used = {a.dtype for a in accesses}
+    if "f16" in used:
+        features = (*features, "shader-f16")
+    nbytes = [a.size * DTYPES[a.dtype].size for a in accesses]
+    return KernelSource(
+        name=kernel_name(job.group),
+        template=template,
+        text=text,
+        writes=tuple(a.stored for a in accesses[:outputs]),
+        reads=tuple(a.stored for a in accesses[outputs:]),
+        elements=tuple(storage_type(a.dtype, a.vector) for a in accesses),
+        grid=grid,
+        workgroup=workgroup,
+        flops=flops if flops is not None else total_flops(body(job.group)),
+        bytes_read=sum(nbytes[outputs:]),
+        bytes_written=sum(nbytes[:outputs]),
+        computes=computes(job, accesses),
+        in_place=in_place(accesses, outputs),
+        features=tuple(sorted(set(features))),
+        trusted=True,
+    )
+
+
+def check_limits(job: Job, bindings: int, grid: tuple[int, int, int], workgroup: tuple[int, int, int]) -> None:
+    """Raise CompileError where the target cannot run the kernel."""
+    target, name = job.target, kernel_name(job.group)
+    if bindings > target.max_bindings:
+        raise CompileError(f"illegal kernel {name}: {target.name} binds {target.max_bindings} arrays, got {bindings}")
+    if math.prod(workgroup) > target.max_invocations or max(grid) > target.max_groups:
+        raise CompileError(f"illegal kernel {name}: grid {grid} of {workgroup} is beyond {target.name}")
+
+
+def in_place(accesses: Sequence[Access], outputs: int) -> frozenset[tuple[int, int]]:
+    """(k, j) where output k may take operand j's memory: every element is read only by the invocation that then
+    writes it, and not after."""
+    found: set[tuple[int, int]] = set()
+    for k, out in enumerate(accesses[:outputs]):
+        written = dict(out.at)
+        for j, operand in enumerate(accesses[outputs:]):
+            same = operand.size == out.size and DTYPES[operand.dtype].size == DTYPES[out.dtype].size
+            if same and operand.at and all(at in written and phase <= written[at] for at, phase in operand.at):
+                found.add((k, j))
+    return frozenset(found)
+
+
+def total_flops(nodes: Iterable[Node]) -> int:
+    return sum(n.op.flops(n.type, *(o.type for o in n.operands)) for n in nodes if n.kind is not Kind.GET)
+
+
+def kernel_name(group: Group) -> str:
+    """The ops that a kernel runs, in order, each once: `max_sub_exp_sum_div`."""
+    silent = (Kind.LITERAL, Kind.IOTA, Kind.MOVE, Kind.GET)
+    names = list(dict.fromkeys(n.op.name for n in body(group) if n.kind not in silent))
+    names = names or list(dict.fromkeys(n.op.name for n in body(group))) or ["copy"]
+    return "_".join(names[:4] + (["and", f"{len(names) - 4}", "more"] if len(names) > 4 else []))
+
+
+def computes(job: Job, accesses: Sequence[Access], limit: int = 240) -> str:
+    """One line in the IR's notation, with `$k` for bindings; what would make it too long is left out."""
+    names = {id(a.stored): f"${k}" for k, a in enumerate(accesses)}
+    operands = {node: names[id(held)] for node, held in job.memory.items() if id(held) in names}
+    for depth in range(12, 0, -1):
+        texts = []
+        for out in job.group.outputs:
+            name = names.get(id(job.held_by(out)))
+            if name is not None:
+                texts.append(f"{name} = {_term(out, operands, depth)}")
+        text = "; ".join(texts)
+        if len(text) <= limit or depth == 1:
+            break
+    return text
+
+
+def _term(node: Node, operands: Mapping[Node, str], depth: int) -> str:
+    if node in operands:
+        return operands[node]
+    if node.kind is Kind.LITERAL:
+        return f"{node.op.number:g}" if node.dtype.kind == "f" else str(node.op.number)  # type: ignore[attr-defined]
+    if node.op.name in ("broadcast", "reshape"):
+        return _term(node.operands[0], operands, depth)  # said by the shapes
+    if depth == 0:
+        return "..."
+    return f"{node.op.name}({', '.join(_term(o, operands, depth - 1) for o in node.operands)})"
+
+
+def identity(combine_identity: Mapping[str, float], dtype: str) -> str:
+    return literal(combine_identity[DTYPES[dtype].kind], DTYPES[dtype])
+
+
+def scratch(label: str, shape: tuple[int, ...], dtype: str) -> Scratch:
+    return Scratch(label, shape, dtype)
