@@ -122,12 +122,18 @@ def _none_found(backend: str | None) -> str:
     return text
 
 
+def features(adapter: Adapter, raw: Any) -> list[str]:
+    """What to open a device with. Mappable memory is the fast kind on CPUs only."""
+    unwanted = set() if adapter.kind == "cpu" else {"mappable-primary-buffers"}
+    return [f for f in FEATURES if f in raw.features and f not in unwanted]
+
+
 def make_target(adapter: Adapter, gpu: Any, subgroup: int) -> Target:
     """The compiler's view of an open device; `subgroup` is the probed size, 0 without shuffles."""
     limits = gpu.limits
-    features = set(gpu.features) & set(FEATURES)
+    opened = set(gpu.features) & set(FEATURES)
     if subgroup == 0:
-        features -= {"subgroup", "subgroup-barrier"}
+        opened -= {"subgroup", "subgroup-barrier"}
     cpu = adapter.kind == "cpu"
     return Target(
         name=adapter.name,
@@ -135,8 +141,10 @@ def make_target(adapter: Adapter, gpu: Any, subgroup: int) -> Target:
         backend=adapter.backend,
         kind="cpu" if cpu else "gpu",
         subgroup=subgroup,
-        features=tuple(sorted(features)),
-        max_bindings=limits["max-storage-buffers-per-shader-stage"],
+        features=tuple(sorted(opened)),
+        max_bindings=min(
+            limits["max-storage-buffers-per-shader-stage"], limits["max-bindings-per-bind-group"]
+        ),
         max_binding_bytes=limits["max-storage-buffer-binding-size"] & ~3,
         max_buffer_bytes=limits["max-buffer-size"] & ~3,
         max_workgroup_bytes=limits["max-compute-workgroup-storage-size"],

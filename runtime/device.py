@@ -16,7 +16,7 @@ import wgpu
 
 from ..compiler.schedule.target import Target
 from . import buffers, native
-from .adapter import FEATURES, Adapter, choose, make_target
+from .adapter import Adapter, choose, features, make_target
 from .buffers import DeviceBuffer, Pool, Storage
 from .errors import DeviceError
 from .pipelines import Pipelines
@@ -195,8 +195,7 @@ def open_device(name: str | None = None, backend: str | None = None) -> Device:
             adapter, raw = choose(name, backend)
             key = (adapter.name, adapter.backend, str(adapter.index))
             if key not in _devices:
-                features = [f for f in FEATURES if f in raw.features]
-                gpu = raw.request_device_sync(required_features=features)
+                gpu = raw.request_device_sync(required_features=features(adapter, raw))
                 _devices[key] = Device(adapter, gpu)
             _choices[name, backend] = _devices[key]
         device = _choices[name, backend]

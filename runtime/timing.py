@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +18,26 @@ if TYPE_CHECKING:
     from .device import Device
 
 _QUERIES = 4096  # timestamps that one query set holds
+_WARM_SECONDS = 0.05  # an idle GPU runs at a fraction of its clock
 
 
 def measure(device: Device, steps: Sequence[native.Step], repeat: int) -> list[int]:
-    """The median nanoseconds of each dispatch over `repeat` runs, after one that is not counted."""
+    """The median nanoseconds of each dispatch over `repeat` runs, once the device is warm."""
     if "timestamp-query" not in device.gpu.features:
         raise DeviceError(f"profiling needs timestamp-query, which {device.target.name} lacks")
     within = "timestamp-query-inside-passes" in device.gpu.features
     run = _one_pass if within else _pass_each
     most = _QUERIES - 1 if within else _QUERIES // 2
     parts = [steps[start : start + most] for start in range(0, len(steps), most)]
-    runs = [[t for part in parts for t in run(device, part)] for _ in range(repeat + 1)]
-    return [round(statistics.median(times)) for times in zip(*runs[1:])]
+
+    def once() -> list[float]:
+        return [t for part in parts for t in run(device, part)]
+
+    end = time.perf_counter() + _WARM_SECONDS
+    once()
+    while time.perf_counter() < end:
+        once()
+    return [round(statistics.median(times)) for times in zip(*(once() for _ in range(repeat)))]
 
 
 def _one_pass(device: Device, steps: Sequence[native.Step]) -> list[float]:
