@@ -17,6 +17,8 @@ from .leaf import iota as iota
 from .leaf import literal as literal
 from .move import broadcast as broadcast
 from .move import concat as concat
+from .move import dynamic_slice as dynamic_slice
+from .move import dynamic_update as dynamic_update
 from .move import flip as flip
 from .move import gather as gather
 from .move import pad as pad
@@ -25,7 +27,10 @@ from .move import slice_ as slice_
 from .move import transpose as transpose
 from . import random as random
 from .reduce import reduce as reduce
+from .scan import argsort as argsort
+from .scan import scan as scan
 from .scatter import scatter_add as scatter_add
+from .scatter import scatter_set as scatter_set
 from .window import conv as conv
 from .window import windows as windows
 

@@ -287,6 +287,74 @@ class Gather(Move):
         return [Source(0, at[: self.axis] + (row,) + at[end:])]
 
 
+@dataclass(frozen=True)
+class DynamicSlice(Move):
+    """The part of x of shape `size` that begins at `start`, an i32 vector with an entry an axis, in range."""
+
+    size: tuple[int, ...]
+    name = "dynamic_slice"
+
+    def infer(self, x: Type, start: Type) -> Type:
+        if start.shape != (x.rank,) or start.dtype.kind not in "iu":
+            raise TypeMismatch(f"dynamic_slice needs one integer start an axis of {x}, got {start}")
+        if len(self.size) != x.rank or any(not 0 <= a <= b for a, b in zip(self.size, x.shape, strict=True)):
+            raise ShapeMismatch(f"dynamic_slice of shape {list(self.size)} does not fit {x}")
+        return Type(self.size, x.dtype)
+
+    def evaluate(self, x: np.ndarray, start: np.ndarray) -> np.ndarray:
+        return x[_window(start, self.size, x.shape)]
+
+    def vjp(self, cotangent: Node, result: Node, x: Node, start: Node) -> list[Node | None]:
+        from . import full
+
+        return [make(DynamicUpdate(), full(0, x.shape, x.dtype), cotangent, start), None]
+
+    def sources(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> list[Source]:
+        return [Source(0, tuple(i + s for i, s in zip(at, _starts(load, 1, self.size, types[0].shape), strict=True)))]
+
+
+@dataclass(frozen=True)
+class DynamicUpdate(Move):
+    """x with `update` written over the part that begins at `start`, an i32 vector with an entry an axis, in range."""
+
+    name = "dynamic_update"
+
+    def infer(self, x: Type, update: Type, start: Type) -> Type:
+        if start.shape != (x.rank,) or start.dtype.kind not in "iu" or update.dtype != x.dtype:
+            raise TypeMismatch(f"dynamic_update needs an update of {x.dtype} and one integer start an axis of {x}, got {update}, {start}")
+        if update.rank != x.rank or any(a > b for a, b in zip(update.shape, x.shape, strict=True)):
+            raise ShapeMismatch(f"dynamic_update with {update} does not fit {x}")
+        return x
+
+    def evaluate(self, x: np.ndarray, update: np.ndarray, start: np.ndarray) -> np.ndarray:
+        out = x.copy()
+        out[_window(start, update.shape, x.shape)] = update
+        return out
+
+    def vjp(self, cotangent: Node, result: Node, x: Node, update: Node, start: Node) -> list[Node | None]:
+        from . import full
+
+        dx = make(DynamicUpdate(), cotangent, full(0, update.shape, x.dtype), start)
+        return [dx, make(DynamicSlice(update.shape), cotangent, start), None]
+
+    def sources(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> list[Source]:
+        if types[1].size == 0:
+            return [Source(0, at)]
+        starts = _starts(load, 2, types[1].shape, types[0].shape)
+        inside = tuple(i - s for i, s in zip(at, starts, strict=True))
+        window = tuple((i, 0, n) for i, n in zip(inside, types[1].shape, strict=True))
+        return [Source(1, inside, window), Source(0, at)]
+
+
+def _starts(load: Load, operand: int, size: Sequence[int], shape: Sequence[int]) -> list[Index]:
+    return [load(operand, (index(k),), n - m + 1) for k, (m, n) in enumerate(zip(size, shape, strict=True))]
+
+
+def _window(start: np.ndarray, size: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    first = [min(max(int(s), 0), n - m) for s, m, n in zip(start, size, shape, strict=True)]
+    return tuple(slice(s, s + m) for s, m in zip(first, size, strict=True))
+
+
 def wrapped(positions: np.ndarray, n: int) -> np.ndarray:
     """Positions in [0, n): negative ones count from the end, the rest are clipped."""
     places = positions.astype(np.int64)
@@ -362,3 +430,13 @@ def flip(x: Node, axes: Sequence[int]) -> Node:
 def gather(x: Node, positions: Node, axis: int) -> Node:
     """Rows of x along an axis."""
     return make(Gather(axis), x, positions)
+
+
+def dynamic_slice(x: Node, start: Node, size: Sequence[int]) -> Node:
+    """A part of x at a place given by data."""
+    return make(DynamicSlice(tuple(size)), x, start)
+
+
+def dynamic_update(x: Node, update: Node, start: Node) -> Node:
+    """x with a part written over at a place given by data."""
+    return make(DynamicUpdate(), x, update, start)

@@ -8,8 +8,11 @@ import numpy as np
 
 from ..errors import ShapeMismatch, TypeMismatch
 from ..ir import Kind, Node, Op, make
-from ..types import Type
-from .move import gather, wrapped
+from ..types import DType, Type, i32
+from .elementwise import cast, eq, ge, lt, maximum, minimum, select
+from .leaf import iota, literal
+from .move import broadcast, gather, reshape, wrapped
+from .reduce import reduce
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,74 @@ class ScatterAdd(Op):
 
     def flops(self, result: Type, updates: Type, positions: Type) -> int:
         return updates.size
+
+
+@dataclass(frozen=True)
+class ScatterSet(Op):
+    """x with row positions[i] replaced by updates[i]; of several updates of a row the last one counts.
+
+    Positions wrap and clip as in Gather.
+    """
+
+    name = "scatter_set"
+    kind = Kind.SCATTER
+
+    def infer(self, x: Type, updates: Type, positions: Type) -> Type:
+        if positions.dtype.kind not in "iu" or updates.dtype != x.dtype:
+            raise TypeMismatch(f"scatter_set needs updates of {x.dtype} and integer positions, got {updates} and {positions}")
+        if x.rank < 1 or positions.rank != 1 or updates.shape != (*positions.shape, *x.shape[1:]):
+            raise ShapeMismatch(f"scatter_set needs one position a row of updates for {x}, got {updates} and {positions}")
+        return x
+
+    def evaluate(self, x: np.ndarray, updates: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        out = x.copy()
+        for row, update in zip(wrapped(positions, x.shape[0]) if x.shape[0] else (), updates, strict=False):
+            out[row] = update
+        return out
+
+    def expansions(self, x: Node, updates: Node, positions: Node) -> list[Node]:
+        """Row r takes the update of the largest i with positions[i] == r, if there is one."""
+        rows, count = x.shape[0], positions.shape[0]
+        if rows == 0 or count == 0:
+            return [x]
+        hit = _hits(positions, rows)
+        place = select(hit, iota((rows, count), 1, i32), full(-1, (rows, count), i32))
+        last = reduce("max", place, (1,))
+        taken = gather(updates, reshape(maximum(last, full(0, last.shape, i32)), (rows,)), 0)
+        found = reshape(ge(last, full(0, last.shape, i32)), (rows, *(1,) * (len(x.shape) - 1)))
+        return [select(broadcast(found, x.shape), taken, x)]
+
+    def vjp(self, cotangent: Node, result: Node, x: Node, updates: Node, positions: Node) -> list[Node | None]:
+        # a row that was written gives nothing to x, and gives its cotangent to the update that stayed
+        rows, count = x.shape[0], positions.shape[0]
+        if rows == 0 or count == 0:
+            return [cotangent, full(0, updates.shape, x.dtype), None]
+        hit = _hits(positions, rows)
+        last = reduce("max", select(hit, iota((rows, count), 1, i32), full(-1, (rows, count), i32)), (1,))
+        free = reshape(lt(last, full(0, last.shape, i32)), (rows, *(1,) * (len(x.shape) - 1)))
+        dx = select(broadcast(free, x.shape), cotangent, full(0, x.shape, x.dtype))
+        stayed = eq(gather(reshape(last, (rows,)), positions, 0), iota((count,), 0, i32))
+        stayed = broadcast(reshape(stayed, (count, *(1,) * (len(x.shape) - 1))), updates.shape)
+        return [dx, select(stayed, gather(cotangent, positions, 0), full(0, updates.shape, x.dtype)), None]
+
+
+def _hits(positions: Node, rows: int) -> Node:
+    """bool (rows, count): position i names row r, after wrapping and clipping."""
+    p = cast(positions, i32)
+    p = select(lt(p, full(0, p.shape, i32)), p + rows, p)
+    p = minimum(maximum(p, full(0, p.shape, i32)), full(rows - 1, p.shape, i32))
+    shape = (rows, positions.shape[0])
+    return eq(broadcast(reshape(p, (1, shape[1])), shape), iota(shape, 0, i32))
+
+
+def full(value: float, shape: tuple[int, ...], dtype: DType) -> Node:
+    """A number repeated to a shape."""
+    return broadcast(literal(value, dtype), shape)
+
+
+def scatter_set(x: Node, updates: Node, positions: Node) -> Node:
+    """Replace rows of x."""
+    return make(ScatterSet(), x, updates, positions)
 
 
 def scatter_add(updates: Node, positions: Node, rows: int) -> Node:
