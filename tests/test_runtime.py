@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from dataclasses import replace
 
@@ -21,8 +22,6 @@ from eggpu.runtime import (
 )
 from eggpu.runtime.buffers import bucket
 
-STORED = {"f32": 4, "f16": 2, "i32": 4, "u32": 4, "bool": 4}
-
 
 @pytest.fixture(scope="module")
 def device() -> Device:
@@ -30,22 +29,20 @@ def device() -> Device:
     return open_device()
 
 
-def buffer(name, shape, place, dtype="f32"):
-    role = {"input": "input", "output": "output", "arena": "scratch"}.get(place[0], place[0])
-    nbytes = max(4, -(-int(np.prod(shape, dtype=int)) * STORED[dtype] // 4) * 4)
-    return Buffer(name, tuple(shape), dtype, nbytes, role, place)
+def buffer(name, shape, place):
+    role = "scratch" if place[0] == "arena" else place[0]
+    return Buffer(name, shape, "f32", max(4, 4 * math.prod(shape)), role, place)
 
 
-def kernel(expression, operands, result, n, dtypes=None, **changes):
+def kernel(expression, operands, result, n, **changes):
     """`out[i] = expression` over n elements, where v0, v1, ... are the operands at i.
 
     Operands and result are (buffer index, access); an operand equal to the result is read in place.
     """
     bound = list(dict.fromkeys([*operands, result]))
-    dtypes = dtypes or ["f32"] * len(bound)
     declared = "\n".join(
-        f"@group(0) @binding({i}) var<storage, {access}> b{i}: array<{dtype}>;"
-        for i, ((_, access), dtype) in enumerate(zip(bound, dtypes))
+        f"@group(0) @binding({i}) var<storage, {access}> b{i}: array<f32>;"
+        for i, (_, access) in enumerate(bound)
     )
     loads = "\n".join(f"  let v{i} = b{bound.index(o)}[i];" for i, o in enumerate(operands))
     wgsl = (
@@ -71,18 +68,8 @@ def kernel(expression, operands, result, n, dtypes=None, **changes):
 
 
 def plan(buffers, kernels, inputs, outputs, donated=(), constants=(), arena=(), features=()):
-    return Plan(
-        "plan",
-        tuple(buffers),
-        tuple(kernels),
-        tuple(inputs),
-        tuple(outputs),
-        tuple(donated),
-        tuple(constants),
-        tuple(arena),
-        0,
-        tuple(features),
-    )
+    parts = map(tuple, (buffers, kernels, inputs, outputs, donated, constants, arena))
+    return Plan("plan", *parts, 0, tuple(features))
 
 
 def double(n=1000, **changes):
@@ -176,8 +163,7 @@ def test_results_that_the_plan_itself_keeps_are_copies(device):
     made = kernel("v0 * 2.0", [(1, "read")], (2, "read_write"), 1000)
     constants = [Constant((1000,), "f32", c.tobytes())]
     exe = Executable(plan(buffers, [made], [0], [0, 2], constants=constants, arena=[4096]), device)
-    exe_increment = Executable(increment(), device)
-    x = device.upload(c)
+    exe_increment, x = Executable(increment(), device), device.upload(c)
     for _ in range(2):
         kept, doubled = exe([x])
         np.testing.assert_array_equal(device.download(kept, (1000,), "f32"), c)
@@ -263,9 +249,8 @@ def test_a_donated_argument_that_is_not_written_is_freed(device):
     serial = x.storage.serial
     exe([x])
     assert x.donated
-    assert serial in {device.alloc(4000).storage.serial for _ in range(1)} | {
-        s.serial for _, s in device.pool._buckets[bucket(4000)]
-    }
+    device.pool.acquire(1)  # sorts in what was freed
+    assert serial in [free for free, _ in device.pool._buckets[bucket(4000)]]
 
 
 def test_results_that_are_arguments_come_back_as_they_are(device):
@@ -361,12 +346,8 @@ def test_pipelines_are_compiled_once_a_device(device):
     Executable(double(777), device)
     Executable(replace(double(777), name="other"), device)
     assert "pipelines_compiled" not in device.counters.since(before)
-
-
-def test_a_plan_compiles_each_text_once(device):
-    before = device.counters.copy()
-    Executable(chain(321, 40), device)
-    assert device.counters.since(before)["pipelines_compiled"] <= 4
+    Executable(chain(321, 40), device)  # 40 kernels, 2 texts
+    assert device.counters.since(before)["pipelines_compiled"] == 2
 
 
 def test_dropped_memory_leaves_the_bind_groups(device):
