@@ -71,7 +71,8 @@ def small() -> Plan:
     buffer = Buffer("x", (2, 3), "f32", 24, "input", ("input", 0))
     scratch = Buffer("t0", (6,), "f32", 24, "scratch", ("arena", 0, 0))
     bindings = (Binding(1, "read_write"), Binding(0, "read"))
-    kernel = Kernel("add", "e.wgsl.j2", "fn main() {}", bindings, (1, 1, 1), (64, 1, 1), 6, 24, 24, 1.5, "add(%x)")  # fmt: skip
+    sizes = ((1, 1, 1), (64, 1, 1), 6, 24, 24)
+    kernel = Kernel("add", "e.wgsl.j2", "fn main() {}", bindings, *sizes, 1.5, "add(%x)")
     constant = Constant((2,), "bool", b"\0\1\2\3\xff\0\0\0")
     return Plan("p", (buffer, scratch), (kernel,), (0,), (1,), (), (constant,), (256,), 24, ())
 
