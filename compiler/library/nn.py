@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ..errors import ShapeMismatch, TypeMismatch
 from ..ir import Node
-from ..ops import broadcast, cast, full, iota, reduce, reshape, swap
-from ..ops import dot as dot_node
+from ..ops import broadcast, cast, constant, full, reshape
 from ..ops import elementwise as E
 from ..tracing import Array
-from ..types import bool_, i32
-from .convert import Value, broadcast_shapes, floating, node, one_axis, wrap
+from .attention import scaled_dot_product_attention as scaled_dot_product_attention
+from .convert import Value, floating, node, one_axis, wrap
 from .indexing import take
 from .linalg import matmul
+from .losses import bce_with_logits as bce_with_logits
+from .losses import cross_entropy as cross_entropy
+from .losses import huber_loss as huber_loss
+from .losses import kl_div as kl_div
+from .losses import l1_loss as l1_loss
+from .losses import mse_loss as mse_loss
+from .losses import nll_loss as nll_loss
 from .math import elu as elu
 from .math import gelu as gelu
 from .math import hardswish as hardswish
@@ -28,34 +36,8 @@ from .math import silu as silu
 from .math import softplus as softplus
 from .math import tanh as tanh
 from .reductions import mean_node
-
-
-def softmax(x: Value, axis: int = -1) -> Array:
-    """exp(x) / sum(exp(x)) along an axis; the maximum is subtracted first, which changes nothing but overflow."""
-    n = floating("softmax", x)
-    e, total = _exponentials(n, one_axis("softmax", axis, len(n.shape)))
-    return wrap(e / broadcast(total, n.shape))
-
-
-def _exponentials(x: Node, axis: int) -> tuple[Node, Node]:
-    e = E.exp(_shifted(x, axis))
-    return e, reduce("sum", e, (axis,))
-
-
-def _shifted(x: Node, axis: int) -> Node:
-    return x - broadcast(E.stop_gradient(reduce("max", x, (axis,))), x.shape)
-
-
-def log_softmax(x: Value, axis: int = -1) -> Array:
-    """log(softmax(x)) along an axis, without overflow or loss of small probabilities."""
-    n = floating("log_softmax", x)
-    return wrap(log_softmax_node(n, one_axis("log_softmax", axis, len(n.shape))))
-
-
-def log_softmax_node(x: Node, axis: int) -> Node:
-    """log(softmax(x)) of a node."""
-    shifted = _shifted(x, axis)
-    return shifted - broadcast(E.log(reduce("sum", E.exp(shifted), (axis,))), x.shape)
+from .softmax import log_softmax as log_softmax
+from .softmax import softmax as softmax
 
 
 def layer_norm(x: Value, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5) -> Array:
@@ -99,82 +81,86 @@ def embedding(ids: Value, table: Value) -> Array:
     return take(table, ids, 0)
 
 
-def cross_entropy(logits: Value, targets: Value) -> Array:
-    """The mean of -log softmax(logits)[target] over all rows: logits (..., classes), integer targets (...)."""
-    n, t = floating("cross_entropy", logits), node(targets)
-    if t.dtype.kind not in "iu" or t.shape != n.shape[:-1]:
-        raise TypeMismatch(f"cross_entropy needs logits (..., classes) and integer targets (...), got {n.type} and {t.type}")
-    axis = len(n.shape) - 1
-    logp = log_softmax_node(n, axis)
-    hit = E.eq(broadcast(reshape(cast(t, i32), (*t.shape, 1)), n.shape), iota(n.shape, axis, i32))
-    picked = reduce("sum", E.select(hit, logp, full(0, n.shape, n.dtype)), (axis,))
-    rows = math.prod(t.shape)
-    total = reduce("sum", picked, tuple(range(axis)))
-    return wrap(reshape(total * (-1.0 / rows if rows else math.nan), ()))
+def group_norm(x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5) -> Array:
+    """Normalizes each group of channels of (n, c, *spatial) over its channels and places (Wu and He, 2018)."""
+    n = floating("group_norm", x)
+    if len(n.shape) < 2 or n.shape[1] % groups:
+        raise ShapeMismatch(f"group_norm needs (n, c, ...) with a multiple of {groups} channels, got {n.type}")
+    rows = reshape(n, (n.shape[0] * groups, n.type.size // max(n.shape[0] * groups, 1)))
+    out = reshape(node(layer_norm(wrap(rows), eps=eps)), n.shape)
+    return wrap(_channels(out, weight, bias, "group_norm"))
 
 
-def scaled_dot_product_attention(q: Value, k: Value, v: Value, mask: Value | None = None, *, causal: str | bool = False,
-                                 scale: float | None = None) -> Array:  # fmt: skip
-    """softmax(scale * q k^T) v: q (..., t, d), k (..., s, d), v (..., s, e) -> (..., t, e).
+def _channels(x: Node, weight: Value | None, bias: Value | None, name: str) -> Node:
+    column = (1, x.shape[1], *(1,) * (len(x.shape) - 2))
+    for label, value in (("weight", weight), ("bias", bias)):
+        if value is not None and node(value).shape != (x.shape[1],):
+            raise ShapeMismatch(f"{name} needs a {label} of shape [{x.shape[1]}], got {node(value).type}")
+    if weight is not None:
+        x = x * broadcast(reshape(cast(node(weight), x.dtype), column), x.shape)
+    return x if bias is None else x + broadcast(reshape(cast(node(bias), x.dtype), column), x.shape)
 
-    `mask` is bool (True: visible) or a float bias, broadcast to (..., t, s). `causal` is "top-left" (True: key j is visible
-    to query i when j <= i) or "bottom-right" (j <= i + s - t, for queries that end where the keys end). `scale` is
-    1 / sqrt(d) by default. k and v may have fewer heads (axis -3) when they divide q's: grouped heads, each serving
-    consecutive query heads. A row without visible keys is 0 with zero gradients.
+
+def batch_norm(x: Value, mean: Value, var: Value, weight: Value | None = None, bias: Value | None = None, *,
+               training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Normalizes each channel of (n, c, *spatial) (Ioffe and Szegedy, 2015): `(result, new mean, new var)`.
+
+    In training over the batch, and the running statistics move by `momentum` (the variance unbiased, as in PyTorch);
+    else with the running statistics, which stay.
     """
-    from .convert import promoted
-
-    qn, kn, vn = promoted("attention", [q, k, v])
-    kn, vn = _grouped(qn, kn), _grouped(qn, vn)
-    if min(map(lambda n: len(n.shape), (qn, kn, vn))) < 2 or qn.shape[-1] != kn.shape[-1] or kn.shape[-2] != vn.shape[-2]:
-        raise ShapeMismatch(f"attention needs q (..., t, d), k (..., s, d), v (..., s, e), got {qn.type}, {kn.type}, {vn.type}")
-    batch = broadcast_shapes("attention", qn.shape[:-2], kn.shape[:-2], vn.shape[:-2])
-    qn, kn, vn = (broadcast(n, (*batch, *n.shape[-2:])) for n in (qn, kn, vn))
-    scores = dot_node(qn, swap(kn)) * (1 / math.sqrt(qn.shape[-1]) if scale is None else scale)
-    visible = None
-    if mask is not None:
-        m = node(mask)
-        if m.dtype is bool_:
-            visible = broadcast(m, scores.shape)
-        else:
-            scores = scores + broadcast(cast(m, scores.dtype), scores.shape)
-    if causal:
-        seen = _causal_mask(scores.shape, causal)
-        visible = seen if visible is None else E.and_(visible, seen)
-    return wrap(dot_node(_masked_softmax(scores, visible), vn))
+    n = floating("batch_norm", x)
+    column = (1, n.shape[1], *(1,) * (len(n.shape) - 2))
+    if not training:
+        center, spread = (reshape(cast(node(v), n.dtype), column) for v in (mean, var))
+        out = (n - broadcast(center, n.shape)) * broadcast(E.rsqrt(spread + eps), n.shape)
+        return wrap(_channels(out, weight, bias, "batch_norm")), wrap(node(mean)), wrap(node(var))
+    axes = (0, *range(2, len(n.shape)))
+    count = n.type.size // max(n.shape[1], 1)
+    center = mean_node(n, axes)
+    centered = n - broadcast(center, n.shape)
+    spread = mean_node(centered * centered, axes)
+    out = centered * broadcast(E.rsqrt(spread + eps), n.shape)
+    flat = (n.shape[1],)
+    unbiased = reshape(spread, flat) * (count / max(count - 1, 1))
+    moved = [E.stop_gradient(node(old) * (1 - momentum) + new * momentum)
+             for old, new in ((mean, reshape(center, flat)), (var, unbiased))]  # fmt: skip
+    return wrap(_channels(out, weight, bias, "batch_norm")), wrap(moved[0]), wrap(moved[1])
 
 
-def _causal_mask(shape: tuple[int, ...], causal: str | bool) -> Node:
-    if causal not in (True, "top-left", "bottom-right"):
-        raise TypeMismatch(f"causal is 'top-left', 'bottom-right', True or False, got {causal!r}")
-    t, s = shape[-2:]
-    row, column = iota((t, s), 0, i32), iota((t, s), 1, i32)
-    if causal == "bottom-right" and s != t:
-        row = row + (s - t)
-    return broadcast(E.ge(row, column), shape)
+def dropout(x: Value, p: float, key: Value, training: bool = True) -> Array:
+    """x with each element zeroed with probability p and the others divided by 1 - p; x itself outside training."""
+    from .random import bernoulli
+
+    n = floating("dropout", x)
+    if not 0 <= p <= 1:
+        raise TypeMismatch(f"dropout needs 0 <= p <= 1, got {p}")
+    if not training or p == 0:
+        return wrap(n)
+    keep = node(bernoulli(key, 1 - p, n.shape))
+    scaled = n * (1 / (1 - p) if p < 1 else 0.0)
+    return wrap(E.select(keep, scaled, full(0, n.shape, n.dtype)))
 
 
-def _masked_softmax(scores: Node, visible: Node | None) -> Node:
-    axes = (len(scores.shape) - 1,)
-    if visible is not None:
-        scores = E.select(visible, scores, full(-math.inf, scores.shape, scores.dtype))
-    top = E.stop_gradient(reduce("max", scores, axes))
-    if visible is not None:  # rows without visible keys: exp(-inf - 0) = 0, and 0 / 1 = 0
-        top = E.select(E.eq(top, full(-math.inf, top.shape, top.dtype)), full(0, top.shape, top.dtype), top)
-    e = E.exp(scores - broadcast(top, scores.shape))
-    total = reduce("sum", e, axes)
-    if visible is not None:
-        total = E.select(E.eq(total, full(0, total.shape, total.dtype)), full(1, total.shape, total.dtype), total)
-    return e / broadcast(total, scores.shape)
+def rope(x: Value, positions: Value, base: float = 10000.0, interleaved: bool = False) -> Array:
+    """Rotary position embedding of x (..., t, d) at integer positions (t,) or (..., t) (Su et al., 2021).
 
+    Pair i of a row turns by position * base^(-2 i / d). Pairs are (i, i + d / 2), or (2 i, 2 i + 1) when interleaved.
+    """
+    from ..ops import concat, slice_
 
-def _grouped(q: Node, x: Node) -> Node:
-    """Key or value heads repeated so that each serves q.heads / x.heads consecutive query heads."""
-    if len(q.shape) < 3 or len(x.shape) < 3 or q.shape[-3] == x.shape[-3] or x.shape[-3] == 1:
-        return x
-    heads, kv = q.shape[-3], x.shape[-3]
-    if heads % kv:
-        raise ShapeMismatch(f"grouped heads need a multiple of {kv} query heads, got {q.type} and {x.type}")
-    wide = reshape(x, (*x.shape[:-2], 1, *x.shape[-2:]))
-    wide = broadcast(wide, (*x.shape[:-2], heads // kv, *x.shape[-2:]))
-    return reshape(wide, (*x.shape[:-3], heads, *x.shape[-2:]))
+    n, p = floating("rope", x), node(positions)
+    d = n.shape[-1]
+    if d % 2:
+        raise ShapeMismatch(f"rope needs an even last axis, got {n.type}")
+    half = (*n.shape[:-1], d // 2)
+    rates = constant(np.asarray([base ** (-2 * i / d) for i in range(d // 2)], np.float32), n.dtype)
+    angle = broadcast(reshape(cast(p, n.dtype), (*p.shape, 1)), half) * broadcast(rates, half)
+    c, s = E.cos(angle), E.sin(angle)
+    pairs = reshape(n, (*n.shape[:-1], d // 2, 2) if interleaved else (*n.shape[:-1], 2, d // 2))
+    axis = len(pairs.shape) - (1 if interleaved else 2)
+    start, stop = [0] * len(pairs.shape), list(pairs.shape)
+    first = reshape(slice_(pairs, start, [*stop[:axis], 1, *stop[axis + 1 :]]), half)
+    second = reshape(slice_(pairs, [*start[:axis], 1, *start[axis + 1 :]], stop), half)
+    one = [*half[:-1], d // 2, 1] if interleaved else [*half[:-1], 1, d // 2]
+    turned = [reshape(first * c - second * s, one), reshape(second * c + first * s, one)]
+    return wrap(reshape(concat(turned, axis), n.shape))

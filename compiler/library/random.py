@@ -85,3 +85,24 @@ def randint(k: Value, shape: Sequence[int], low: int, high: int) -> Array:
         raise TypeMismatch(f"randint needs 0 < high - low <= 2^24, got {low} and {high}")
     u = unit_float(_bits(k, math.prod(shape))) * float(high - low)
     return wrap(reshape(cast(E.floor(u), as_dtype("i32")) + low, tuple(shape)))
+
+
+def categorical(k: Value, logits: Value, axis: int = -1) -> Array:
+    """A class drawn with probabilities softmax(logits) along an axis, i32 (the Gumbel-max trick)."""
+    from .reductions import argmax
+
+    n = node(logits)
+    u = unit_float(_bits(k, n.type.size)) * (1 - 2**-23) + 2**-25
+    gumbel = -E.log(-E.log(u))
+    return argmax(wrap(n + reshape(gumbel, n.shape)), axis)
+
+
+def permutation(k: Value, x: int | Value, axis: int = 0) -> Array:
+    """The numbers below x in random order, or x shuffled along an axis."""
+    from .indexing import take
+    from .ordering import argsort
+    from .shaping import arange
+
+    count = x if isinstance(x, int) else array(x).shape[axis]
+    order = argsort(wrap(_bits(k, count)))
+    return take(arange(count), order, 0) if isinstance(x, int) else take(x, order, axis)

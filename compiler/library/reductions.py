@@ -127,3 +127,27 @@ def safe_max(x: Node, axes: tuple[int, ...]) -> Node:
     top = E.stop_gradient(reduce("max", x, axes))
     infinite = E.eq(E.abs_(top), full(math.inf, top.shape, x.dtype))
     return E.select(infinite, full(0, top.shape, x.dtype), top)
+
+
+def norm(x: Value, ord: float | int | None = None, axis: Axis = None, keepdims: bool = False) -> Array:  # noqa: A002
+    """The vector norm over axes: (sum |x|^ord)^(1/ord), 2 by default, also 0, 1, inf and -inf. The gradient at 0 is 0."""
+    n = floating("norm", x)
+    axes = axes_of("norm", axis, len(n.shape))
+    p = 2 if ord is None else ord
+    a = E.abs_(n)
+    zero = full(0, n.shape, n.dtype)
+    if p in (math.inf, -math.inf):
+        out = reduce("max" if p > 0 else "min", a, axes)
+    elif p == 0:
+        out = reduce("sum", cast(E.ne(n, zero), n.dtype), axes)
+    elif p == 1:
+        out = reduce("sum", a, axes)
+    else:
+        from .math import power
+
+        total = reduce("sum", n * n if p == 2 else node(power(wrap(a), float(p))), axes)
+        none = E.eq(total, full(0, total.shape, n.dtype))  # the root's slope at 0 is infinite: keep it out of gradients
+        safe = E.select(none, full(1, total.shape, n.dtype), total)
+        root = E.sqrt(safe) if p == 2 else node(power(wrap(safe), 1 / p))
+        out = E.select(none, full(0, total.shape, n.dtype), root)
+    return wrap(_drop(out, axes, keepdims))

@@ -206,6 +206,7 @@ def split(x: Value, parts: int | Sequence[int], axis: int = 0) -> list[Array]:
 
 
 builtin_min = min
+builtin_abs = abs
 
 
 def flip(x: Value, axis: int | Sequence[int] | None = None) -> Array:
@@ -214,13 +215,95 @@ def flip(x: Value, axis: int | Sequence[int] | None = None) -> Array:
     return wrap(flip_node(n, axes_of("flip", axis, len(n.shape))))
 
 
-def pad(x: Value, widths: Any, value: float = 0) -> Array:
-    """x with `widths` = (before, after) an axis (one pair for all, or a pair an axis) of a constant around it."""
-    from ..ops import literal
+def pad(x: Value, widths: Any, value: float = 0, mode: str = "constant") -> Array:
+    """x with `widths` = (before, after) an axis (one number or pair for all, or a pair an axis) around it.
+
+    mode: "constant" (value), "edge" (the outermost element) or "reflect" (mirrored without the edge).
+    """
+    from ..ops import gather, literal
 
     n = node(x)
     pairs = np.broadcast_to(np.asarray(widths, dtype=int), (len(n.shape), 2)).tolist()
-    return wrap(pad_node(n, literal(value, n.dtype), [p[0] for p in pairs], [p[1] for p in pairs]))
+    if any(w < 0 for p in pairs for w in p):
+        raise ShapeMismatch(f"pad needs widths of at least 0, got {widths}")
+    if mode == "constant":
+        return wrap(pad_node(n, literal(value, n.dtype), [p[0] for p in pairs], [p[1] for p in pairs]))
+    if mode not in ("edge", "reflect"):
+        raise ShapeMismatch(f"pad knows the modes constant, edge and reflect, got {mode!r}")
+    for axis, (low, high) in enumerate(pairs):
+        size = n.shape[axis]
+        if (low or high) and size < (2 if mode == "reflect" else 1):
+            raise ShapeMismatch(f"pad mode {mode!r} needs more elements along axis {axis} of {n.type}")
+        if low or high:
+            places = np.pad(np.arange(size, dtype=np.int32), (low, high), mode=mode)  # type: ignore[call-overload]
+            n = gather(n, array(places).node, axis)
+    return wrap(n)
+
+
+def roll(x: Value, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Array:
+    """Elements moved by `shift` along axes, those that leave coming in at the other end; flat when axis is None."""
+    from ..ops import slice_
+
+    n = node(x)
+    if axis is None:
+        return reshape(roll(ravel(x), shift, 0), n.shape)
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    shifts = [shift] * len(axes) if isinstance(shift, int) else list(shift)
+    if len(shifts) != len(axes):
+        raise ShapeMismatch(f"roll needs one shift an axis, got {shift} for {axis}")
+    for s, a in zip(shifts, axes, strict=True):
+        k = one_axis("roll", a, len(n.shape))
+        cut = (-s) % n.shape[k] if n.shape[k] else 0
+        if cut:
+            start, stop = [0] * len(n.shape), list(n.shape)
+            middle = [*start[:k], cut, *start[k + 1 :]]
+            end = [*stop[:k], cut, *stop[k + 1 :]]
+            n = concat([slice_(n, middle, stop), slice_(n, start, end)], k)
+    return wrap(n)
+
+
+def tile(x: Value, repeats: int | Sequence[int]) -> Array:
+    """x repeated whole, `repeats` times an axis."""
+    n = node(x)
+    times = [repeats] if isinstance(repeats, int) else list(repeats)
+    rank = builtin_max(len(times), len(n.shape))
+    times = [1] * (rank - len(times)) + times
+    shape = (1,) * (rank - len(n.shape)) + n.shape
+    wide = broadcast(reshape_node(n, [d for m in shape for d in (1, m)]), [d for r, m in zip(times, shape, strict=True) for d in (r, m)])
+    return wrap(reshape_node(wide, [r * m for r, m in zip(times, shape, strict=True)]))
+
+
+def repeat(x: Value, repeats: int, axis: int | None = None) -> Array:
+    """Each element repeated in place along an axis (of the flat array when None)."""
+    n = node(x)
+    if axis is None:
+        n, axis = reshape_node(n, (n.type.size,)), 0
+    k = one_axis("repeat", axis, len(n.shape)) + 1
+    wide = broadcast(reshape_node(n, (*n.shape[:k], 1, *n.shape[k:])), (*n.shape[:k], repeats, *n.shape[k:]))
+    return wrap(reshape_node(wide, (*n.shape[: k - 1], n.shape[k - 1] * repeats, *n.shape[k:])))
+
+
+def diag(x: Value, k: int = 0) -> Array:
+    """The k-th diagonal of a matrix, or a matrix with x on its k-th diagonal."""
+    from ..ops import elementwise as E
+    from ..ops import gather
+
+    n = node(x)
+    if len(n.shape) == 1:
+        size = n.shape[0] + builtin_abs(k)
+        shape = (size, size)
+        place = iota(shape, 0, i32) - builtin_max(-k, 0)
+        on = E.eq(iota(shape, 0, i32) + k, iota(shape, 1, i32))
+        values = gather(n, place, 0) if n.shape[0] else full_node(0, shape, n.dtype)
+        return wrap(E.select(on, values, full_node(0, shape, n.dtype)))
+    if len(n.shape) != 2:
+        raise ShapeMismatch(f"diag needs a vector or a matrix, got {n.type}")
+    rows, columns = n.shape
+    start = builtin_max(-k, 0) * columns + builtin_max(k, 0)
+    count = builtin_max(0, builtin_min(rows - builtin_max(-k, 0), columns - builtin_max(k, 0)))
+    flat = reshape_node(n, (n.type.size,))
+    places = array((start + np.arange(count) * (columns + 1)).astype(np.int32))
+    return wrap(gather(flat, places.node, 0)) if count else zeros((0,), n.dtype)
 
 
 def tril(x: Value, k: int = 0) -> Array:
