@@ -215,12 +215,9 @@ def test_random_graphs_come_back(seed: int) -> None:
             b = same[rng.integers(len(same))]
             values.append([a + b, a * b, a * float(rng.normal()), -a][rng.integers(4)])
     picked = [values[k] for k in rng.choice(len(values), 3)]
-    inputs = tuple(input_node(k, s, t) for k, s, t in (
-        (0, "x", Type((2, 3, 4), f32)), (1, "y", Type((2, 4, 3), f32)), (2, "n", Type((5,), i32))
-    ))  # fmt: skip
-    check(
-        Graph("g", inputs, tuple(picked), ("x", "y", "n"), ("p", "q", "r"), (int(rng.integers(3)),))
-    )
+    inputs = tuple(input_node(i, s, t) for i, (s, t) in enumerate(zip("xyn", (X, Y, N))))
+    donated = (int(rng.integers(3)),)
+    check(Graph("g", inputs, tuple(picked), tuple("xyn"), tuple("pqr"), donated))
 
 
 GOOD = """graph g(%x: f32[2], %y: f32[2] donated) {
