@@ -298,6 +298,8 @@ class Emitter:
         text = self.splat(value, dtype, vector)
         if dtype.kind == "b":
             text = f"select(vec4<u32>(0u), vec4<u32>(1u), {text})" if vector else f"select(0u, 1u, {text})"
+        elif dtype.name == "f16":
+            text = f"vec4<f16>({text})" if vector else f"f16({text})"
         if not vector:
             self.line(f"{_scalar(k, self.index(flat).text)} = {text};")
         elif aligned(flat, access.size) and access.vector:
@@ -374,9 +376,14 @@ def _scalar(k: int, at: str) -> str:
 
 
 def _loaded(text: str, dtype: str, vector: bool) -> str:
-    if dtype != "bool":
-        return text
-    return f"{text} != vec4<u32>(0u)" if vector else f"{text} != 0u"
+    """What memory holds, as registers hold it."""
+    match dtype:
+        case "bool":
+            return f"{text} != vec4<u32>(0u)" if vector else f"{text} != 0u"
+        case "f16":
+            return f"vec4<f32>({text})" if vector else f"f32({text})"
+        case _:
+            return text
 
 
 def _sum(terms: list[tuple[str, int]], constant: int, vector: bool = False) -> str:
@@ -397,7 +404,21 @@ def _expression(node: Node, texts: list[str], vector: bool) -> str:
     if isinstance(op, Cast):
         return cast(texts[0], last, DTYPES[op.to], vector)
     template = op.wgsl if isinstance(op.wgsl, str) else op.wgsl[last.kind]  # type: ignore[attr-defined]
+    if last.kind == "f":
+        texts = _hidden(template, texts, "4" if vector else "")
     return template.format(*texts, T=wgsl_type(last, vector), v="4" if vector else "", s=suffix(last, vector))
+
+
+def _hidden(template: str, texts: list[str], v: str) -> list[str]:
+    """Operands of x * 0 and x - x in a form that the driver does not simplify: with an infinity it is NaN."""
+    if template == "{0} - {1}" and texts[0] == texts[1]:
+        return [texts[0], f"eg_same{v}({texts[1]})"]
+    if template == "{0} * {1}":
+        zeros = [bool(re.fullmatch(r"0\.0|vec4<f32>\(0\.0\)", t)) for t in texts]
+        if zeros[0] != zeros[1]:
+            x = texts[zeros[0]]
+            return [f"eg_zero{v}({x})" if zero else t for t, zero in zip(texts, zeros, strict=True)]
+    return texts
 
 
 def spell(text: str, vectors: Sequence[bool]) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 from ...templates import number
 from ..types import DType
 
-_SCALARS = {"f32": "f32", "f16": "f16", "i32": "i32", "u32": "u32", "bool": "bool"}
+# f16 is for memory only: registers hold f32
+_SCALARS = {"f32": "f32", "f16": "f32", "i32": "i32", "u32": "u32", "bool": "bool"}
 _EXPONENT = 0x7F800000
 
 
@@ -36,7 +37,7 @@ def literal(value: float, dtype: DType) -> str:
         case "i":
             return _signed(int(value))
         case _:
-            return _float(value, dtype)
+            return _float(value)
 
 
 def _signed(value: int) -> str:
@@ -45,13 +46,11 @@ def _signed(value: int) -> str:
     return f"{value}i" if value >= 0 else f"({value}i)"
 
 
-def _float(value: float, dtype: DType) -> str:
+def _float(value: float) -> str:
     bits = struct.unpack("<I", struct.pack("<f", _rounded(value)))[0]
     plain = math.isfinite(value) and (value == 0 or bits & _EXPONENT) and bits != 0x80000000
     # a constant expression that is infinite or NaN is an error in WGSL: eg_bits reads the bits from a variable
     text = number(value) if plain else f"eg_bits(0x{bits:08x}u)"
-    if dtype.name == "f16":
-        return f"f16({text})"
     return f"({text})" if text.startswith("-") else text
 
 
@@ -68,22 +67,22 @@ def suffix(dtype: DType, vector: bool) -> str:
 
 def cast(text: str, source: DType, to: DType, vector: bool) -> str:
     """`text` of dtype `source` as dtype `to`."""
-    target = wgsl_type(to, vector)
-    one, zero = (f"{wgsl_type(to, vector)}({literal(k, to)})" for k in (1, 0))
-    four = "4" if vector else ""
+    kind, four = wgsl_type(to, vector), "4" if vector else ""
+    one, zero = (f"{kind}({literal(k, to)})" for k in (1, 0))
     match source.kind, to.kind:
-        case a, "b":
+        case "b", "b":
+            return text
+        case _, "b":
             # NaN is true, so not `x != 0`
-            return f"!({text} == {wgsl_type(source, vector)}({literal(0, source)}))" if a != "b" else text
+            return f"!({text} == {wgsl_type(source, vector)}({literal(0, source)}))"
         case "b", _:
             return f"select({zero}, {one}, {text})"
         case "f", "i":
-            return f"eg_to_i32{four}({_wide(text, source, vector)})"
+            return f"eg_to_i32{four}({text})"
         case "f", "u":
-            return f"eg_to_u32{four}({_wide(text, source, vector)})"
+            return f"eg_to_u32{four}({text})"
+        case "f", "f":
+            half = "vec4<f16>" if vector else "f16"
+            return f"{kind}({half}({text}))" if to.name == "f16" else text
         case _:
-            return f"{target}({text})"
-
-
-def _wide(text: str, source: DType, vector: bool) -> str:
-    return text if source.name == "f32" else f"{'vec4<f32>' if vector else 'f32'}({text})"
+            return f"{kind}({text})"
