@@ -16,15 +16,22 @@ from .protocol import Axis, Load, Store, StoreRow, swapped
 __all__ = ["Axis", "Load", "Store", "StoreRow", "number", "render", "swapped"]
 
 
+def _single(value: float | str) -> float:
+    """The nearest float32; an infinity when there is none."""
+    try:
+        return struct.unpack("<f", struct.pack("<f", float(value)))[0]
+    except OverflowError:
+        return float("inf")
+
+
 def number(value: float) -> str:
     """A finite float32 literal in the shortest decimal form that reads back as the same float32."""
-    single = struct.unpack("<f", struct.pack("<f", value))[0]
+    single = _single(value)
     if single - single != 0.0:
         raise ValueError(f"a WGSL literal must be finite, got {value}")
-    for digits in range(6, 10):
-        text = f"{single:.{digits}g}"
-        if struct.pack("<f", min(max(float(text), -3.4028234e38), 3.4028234e38)) == struct.pack("<f", single):
-            break
+    text = next(
+        t for t in (f"{single:.{digits}g}" for digits in range(6, 10)) if _single(t) == single
+    )
     return text if any(c in text for c in ".e") else text + ".0"
 
 
@@ -51,7 +58,6 @@ _environment = Environment(
     lstrip_blocks=True,
     autoescape=False,
     keep_trailing_newline=True,
-    extensions=["jinja2.ext.do"],
 )
 _environment.filters["f32"] = number
 

@@ -1,7 +1,7 @@
-"""How a heavy template reads its operands and writes its results: through callables that return WGSL statements.
+"""How a heavy template reads operands and writes results: through callables that return WGSL lines.
 
-The code generator inlines prologues, epilogues, transposes, broadcasts and masks in these callables, so one
-template serves them all. Rules for the text they return:
+The code generator inlines prologues, epilogues, transposes, broadcasts and masks in these callables,
+so one template serves them all. Rules for the text they return:
 
 * Coordinates are WGSL u32 expressions (mostly names), and in range; the template clamps and guards.
 * `Load` ends by declaring `let {result}`. Further names it declares start with `{result}_`.
@@ -41,8 +41,8 @@ class Store(Protocol):
     def __call__(self, coords: tuple[str, ...], value: str, vec: int = 1) -> str:
         """WGSL lines that apply the epilogue to `value` (f32, or vec4<f32> along the last axis) and write it.
 
-        contraction   (batch, m, n); with split-K the batch coordinate is split * batch_count + batch and the
-                      value is a partial sum
+        contraction   (batch, m, n); with split-K the batch coordinate is split * batch_count + batch
+                      and the value is a partial sum
         attention     store_o, store_dq (bh, query, d); store_dk, store_dv (bh, key, d)
         """
         ...
@@ -55,10 +55,10 @@ class StoreRow(Protocol):
 
 
 def swapped(values: dict[str, Any]) -> dict[str, Any]:
-    """The render values of the transposed product: c^T = b^T a^T, for a contraction with few columns.
+    """The render values of the transposed product c^T = b^T a^T, for a contraction with few columns.
 
-    Wraps `load` and `store`, exchanges M with N and the vector axes. Four consecutive results then lie along m,
-    so results are stored one by one.
+    Wraps `load` and `store`, exchanges M with N and the vector axes. Four results side by side then
+    lie along m, so results are stored one by one.
     """
     load, store = values["load"], values["store"]
     other = {"m": "n", "n": "m", "k": "k", "none": "none"}

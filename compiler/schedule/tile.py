@@ -65,12 +65,18 @@ def candidates(
     The vector axes are those of `templates.protocol.Axis`.
     """
     if min(batch, m, n, k) < 1:
-        raise ValueError(f"a contraction needs positive extents, got batch {batch}, {m} x {n} x {k}")
+        raise ValueError(
+            f"a contraction needs positive extents, got batch {batch}, {m} x {n} x {k}"
+        )
     swapped_axis = {"m": "n", "n": "m", "k": "k", "none": "none"}
     tiles: list[Tile] = []
     for swap in (False, True):
         shape = (batch, n, m, k) if swap else (batch, m, n, k)
-        axes = (swapped_axis[b_vec_axis], swapped_axis[a_vec_axis]) if swap else (a_vec_axis, b_vec_axis)
+        axes = (
+            (swapped_axis[b_vec_axis], swapped_axis[a_vec_axis])
+            if swap
+            else (a_vec_axis, b_vec_axis)
+        )
         if target.kind == "cpu" and target.subgroup:
             tiles.extend(_shuffle_tiles(target, *shape, *axes, swap))
         else:
@@ -83,7 +89,8 @@ def candidates(
 # -- llvmpipe: one subgroup a tile -------------------------------------------------------------------------------
 
 # measured nanoseconds of one core for 8 lanes
-_LOAD4, _LOAD1, _MULTIPLY_ADD, _SHUFFLE, _STORE4, _STORE1, _GROUP = 23.6, 13.0, 0.29, 0.3, 17.0, 9.3, 74.0
+_LOAD4, _LOAD1, _STORE4, _STORE1 = 23.6, 13.0, 17.0, 9.3
+_MULTIPLY_ADD, _SHUFFLE, _GROUP = 0.29, 0.3, 74.0
 _BEST_FLOP_PER_NS = 26.0  # of one core
 _WORKERS = 4  # groups that should be there for an even share of the threads
 _EXTRA_KERNEL = 20_000.0  # adding up the partial sums of split-K
@@ -103,14 +110,27 @@ def _shuffle_tiles(
                 continue
             steps = ceil(k / splits)
             body = _shuffle_ns(lanes, min(rows, m), rows, width, vectors, a_axis, b_axis) * steps
-            stores = min(rows, m) * vectors * (_STORE4 if width == 4 and n % 4 == 0 and not swap else _STORE1 * width)
+            stores = (
+                min(rows, m)
+                * vectors
+                * (_STORE4 if width == 4 and n % 4 == 0 and not swap else _STORE1 * width)
+            )
             waves = ceil(tiles * splits / _WORKERS) * _WORKERS
             spent = waves * (body + stores + _GROUP) + (_EXTRA_KERNEL * 2 if splits > 1 else 0.0)
             efficiency = min(1.0, 2 * batch * m * n * k / _BEST_FLOP_PER_NS / spent)
             grid = fold(tiles * splits, target.max_groups)
-            params = dict(L=lanes, TM=rows, CW=width, CV=vectors, KU=block, splits=splits, grid=grid)
+            params = dict(
+                L=lanes, TM=rows, CW=width, CV=vectors, KU=block, splits=splits, grid=grid
+            )
             yield Tile(
-                "contract_cpu.wgsl.j2", tuple(params.items()), grid, (lanes, 1, 1), 0, efficiency, splits, swap
+                "contract_cpu.wgsl.j2",
+                tuple(params.items()),
+                grid,
+                (lanes, 1, 1),
+                0,
+                efficiency,
+                splits,
+                swap,
             )
 
 
@@ -135,7 +155,9 @@ def _block_of_k(target: Target, rows: int, lanes: int, k: int, b_axis: str) -> i
     return block
 
 
-def _shuffle_ns(lanes: int, used: int, rows: int, width: int, vectors: int, a_axis: str, b_axis: str) -> float:
+def _shuffle_ns(
+    lanes: int, used: int, rows: int, width: int, vectors: int, a_axis: str, b_axis: str
+) -> float:
     """Nanoseconds of one step of k in one tile."""
     vector_a = a_axis == "k" or (a_axis == "m" and rows >= 4)
     loads_a = rows / lanes / 4 * (_LOAD4 if vector_a else 4 * _LOAD1)
@@ -195,11 +217,21 @@ def _shared_tiles(target: Target, batch: int, m: int, n: int, k: int, swap: bool
             busy = min(1.0, tiles * splits * threads / _BUSY_THREADS)
             useful = batch * m * n / (tiles * bm * bn)
             steps = k / splits / (ceil(k / splits / bk) * bk + 2 * bk)
-            efficiency = reuse / (reuse + 2.5) * useful * steps * busy * (0.8 if splits > 1 else 1.0)
+            efficiency = (
+                reuse / (reuse + 2.5) * useful * steps * busy * (0.8 if splits > 1 else 1.0)
+            )
             grid = fold(tiles * splits, target.max_groups)
-            params = dict(BM=bm, BN=bn, BK=bk, TM=tm, TN=tn, stages=stages, splits=splits, grid=grid)
+            params = dict(
+                BM=bm, BN=bn, BK=bk, TM=tm, TN=tn, stages=stages, splits=splits, grid=grid
+            )
             yield Tile(
-                "contract_gpu.wgsl.j2", tuple(params.items()), grid, (threads, 1, 1), nbytes, efficiency, splits
+                "contract_gpu.wgsl.j2",
+                tuple(params.items()),
+                grid,
+                (threads, 1, 1),
+                nbytes,
+                efficiency,
+                splits,
             )
 
 
@@ -209,7 +241,9 @@ def _row_tiles(
     """For at most 4 rows: bound by reading b once, so what counts is how many threads read."""
     if m > 4:
         return
-    for across, along in ((4, 32), (2, 64), (1, 128)) if b_axis == "k" else ((8, 16), (16, 8), (8, 32)):
+    for across, along in (
+        ((4, 32), (2, 64), (1, 128)) if b_axis == "k" else ((8, 16), (16, 8), (8, 32))
+    ):
         threads = across * along
         nbytes = 16 * m * threads
         if threads > target.max_invocations or nbytes > workgroup_budget(target):

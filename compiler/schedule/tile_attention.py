@@ -1,0 +1,158 @@
+"""Legal tilings of the attention kernels on a target, best first: forward, dq, and dk with dv.
+
+An empty list says that no fused kernel fits, and attention stays two products and a softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from typing import Literal
+
+from .target import Target
+from .tile import Tile, fold, workgroup_budget
+
+Pass = Literal["forward", "q", "kv"]
+
+# Products of a pass: how often a row of the head's two sizes (d, dv) takes part.
+_PRODUCTS: dict[Pass, tuple[int, int]] = {"forward": (1, 1), "q": (2, 1), "kv": (2, 2)}
+
+
+def attention_candidates(
+    target: Target, step: Pass, bh: int, tq: int, tk: int, d: int, dv: int, count: int = 3
+) -> list[Tile]:
+    """The `count` best tilings of one pass over `bh` heads of `tq` queries and `tk` keys.
+
+    "forward" gives o and the log-sum-exp, "q" the gradient of q, "kv" those of k and v.
+    """
+    if min(bh, tq, tk, d, dv) < 1:
+        raise ValueError(
+            f"attention needs positive extents, got {bh} x {tq} x {tk}, heads {d}, {dv}"
+        )
+    make = _lane_tiles if target.kind == "cpu" and target.subgroup else _shared_tiles
+    tiles = list(make(target, step, bh, tq, tk, d, dv))
+    tiles.sort(key=lambda tile: (-tile.efficiency, tile.params))
+    return tiles[:count]
+
+
+def _flops(step: Pass, columns: int, rows: int, d: int, dv: int) -> int:
+    on_d, on_dv = _PRODUCTS[step]
+    return 2 * rows * columns * (on_d * d + on_dv * dv)
+
+
+# -- llvmpipe: a lane a row ----------------------------------------------------------------------
+
+# measured nanoseconds of one core for 8 lanes, in these kernels
+_LOAD4, _MULTIPLY_ADD, _SHUFFLE, _EXP, _GROUP = 18.0, 0.25, 0.3, 14.0, 200.0
+_BEST_FLOP_PER_NS = 28.0  # of one core
+_WORKERS = 4  # groups that should be there for an even share of the threads
+_ROW_FLOATS = {
+    "forward": 512,
+    "q": 384,
+    "kv": 384,
+}  # of a lane's rows: more takes seconds to compile
+
+
+def _lane_tiles(
+    target: Target, step: Pass, bh: int, tq: int, tk: int, d: int, dv: int
+) -> Iterator[Tile]:
+    lanes = target.subgroup
+    rows_in_all, columns = (tk, tq) if step == "kv" else (tq, tk)
+    blocks = ceil(columns / lanes)
+    if target.loop_limit and blocks >= target.loop_limit:
+        return
+    on_d, on_dv = _PRODUCTS[step]
+    quads, work = ceil(d / 4) + ceil(dv / 4), on_d * d + on_dv * dv
+    for rows in (1, 2, 3, 4):
+        if rows > 1 and (rows * (d + dv) > _ROW_FLOATS[step] or (rows - 1) * lanes >= rows_in_all):
+            break
+        loads = quads * _LOAD4 + lanes * work * _SHUFFLE
+        each = lanes * (work * _MULTIPLY_ADD + _EXP)
+        tiles = bh * ceil(rows_in_all / (lanes * rows))
+        if tiles > target.max_groups**2:
+            continue
+        waves = ceil(tiles / _WORKERS) * _WORKERS
+        spent = waves * (blocks * (loads + rows * each) + rows * quads * _LOAD4 + _GROUP)
+        flops = bh * _flops(step, columns, rows_in_all, d, dv)
+        efficiency = min(1.0, flops / _BEST_FLOP_PER_NS / spent)
+        grid = fold(tiles, target.max_groups)
+        if step == "forward":
+            params = (("L", lanes), ("QR", rows), ("grid", grid))
+            template = "attention_cpu.wgsl.j2"
+        else:
+            params = (("L", lanes), ("R", rows), ("grad", step), ("grid", grid))
+            template = "attention_bwd_cpu.wgsl.j2"
+        yield Tile(template, params, grid, (lanes, 1, 1), 0, efficiency)
+
+
+# -- shared memory: a workgroup a tile -----------------------------------------------------------
+
+# rows, columns; rows and columns a thread
+_SHAPES = (
+    (64, 32, 4, 4),
+    (64, 64, 4, 8),
+    (32, 32, 4, 4),
+    (32, 32, 2, 4),
+    (16, 32, 2, 4),
+    (16, 16, 2, 4),
+)
+_REGISTERS = 160  # of scores and accumulators a thread
+_BUSY_THREADS = 128 * 256  # that fill a large GPU
+
+
+def _shared_tiles(
+    target: Target, step: Pass, bh: int, tq: int, tk: int, d: int, dv: int
+) -> Iterator[Tile]:
+    rows_in_all, columns = (tk, tq) if step == "kv" else (tq, tk)
+    for br, bc, tm, tn in _SHAPES:
+        across = bc // tn
+        threads = br // tm * across
+        if threads > target.max_invocations:
+            continue
+        tiles = bh * ceil(rows_in_all / br)
+        if tiles > target.max_groups**2:
+            continue
+        useful = rows_in_all / (ceil(rows_in_all / br) * br) * columns / (ceil(columns / bc) * bc)
+        busy = min(1.0, tiles * threads / _BUSY_THREADS)
+        reuse = tm * tn / (tm + tn)
+        for dc, vc, nbytes in _chunks(target, step, br, bc, tm, tn, d, dv):
+            padded = (d / (ceil(d / dc) * dc) + dv / (ceil(dv / vc) * vc)) / 2
+            barriers = 1 / (1 + 0.05 * (ceil(d / dc) + ceil(dv / vc) - 2))
+            reloads = br / (br + 8) * (0.92 if step == "forward" and dc < d else 1.0)
+            efficiency = reuse / (reuse + 2.0) * useful * busy * padded * barriers * reloads
+            grid = fold(tiles, target.max_groups)
+            if step == "forward":
+                params = dict(
+                    BQ=br, BK=bc, TM=tm, TN=tn, DC=dc, VC=vc, shuffle=target.subgroup >= across
+                )
+                template = "attention_gpu.wgsl.j2"
+            else:
+                params = dict(BR=br, BC=bc, TM=tm, TN=tn, DC=dc, VC=vc, grad=step)
+                template = "attention_bwd_gpu.wgsl.j2"
+            params["grid"] = grid
+            yield Tile(template, tuple(params.items()), grid, (threads, 1, 1), nbytes, efficiency)
+
+
+def _chunks(
+    target: Target, step: Pass, br: int, bc: int, tm: int, tn: int, d: int, dv: int
+) -> Iterator[tuple[int, int, int]]:
+    """(elements of a head staged for a score, elements staged for an output, bytes) that fit."""
+    across = bc // tn
+    for dc in (64, 32, 16, 8):
+        if dc >= 2 * max(d, dv) and dc > 8:
+            continue
+        for vc in (128, 64, 32, 16):
+            if vc % (4 * across) or (vc >= 2 * max(d, dv) and vc > 4 * across):
+                continue
+            nbytes = 4 * (dc * (br + 4) + dc * (bc + 4) + bc * vc + bc * (br + 4))
+            outputs = {
+                "forward": ceil(dv / vc),
+                "q": ceil(d / vc),
+                "kv": ceil(d / vc) + ceil(dv / vc),
+            }
+            scores = tm * tn * (1 if step == "forward" else 2)
+            if nbytes > workgroup_budget(target):
+                continue
+            if tm * outputs[step] * vc // across + scores > _REGISTERS:
+                continue
+            yield dc, vc, nbytes

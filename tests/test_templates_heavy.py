@@ -1,0 +1,584 @@
+"""Contraction and attention templates on the device against NumPy in float64, at odd shapes, with every mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+import numpy as np
+import pytest
+import wgpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import UndefinedError
+from numpy.typing import NDArray
+
+from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
+from eggpu.compiler.schedule.tile import NVIDIA_WORKGROUP_BYTES, Tile, candidates, fold
+from eggpu.compiler.schedule.tile_attention import attention_candidates
+from eggpu.templates import number, render, swapped
+
+Array = NDArray[np.generic]
+NVIDIA = replace(FLOOR, max_workgroup_bytes=64 << 10, max_invocations=1024, subgroup=32)
+
+
+@pytest.fixture(scope="module")
+def device() -> wgpu.GPUDevice:
+    adapters = wgpu.gpu.enumerate_adapters_sync()
+    found = [a for a in adapters if a.info["backend_type"] == "Vulkan" and "subgroup" in a.features]
+    assert found, "no Vulkan adapter with subgroups: scripts/setup-driver.sh installs one"
+    return found[0].request_device_sync(required_features=["subgroup"])
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array as a kernel sees it: logical axes in `order` of the stored ones, maybe four at a time."""
+
+    name: str
+    data: Array  # with logical axes
+    order: tuple[int, ...]  # of the stored axes
+    vec: bool  # bound as vec4: the last stored axis is contiguous and a multiple of 4
+    prologue: str = "{0}"  # applied to each element
+
+    def index(self, coords: tuple[str, ...]) -> str:
+        stored = [self.data.shape[axis] for axis in self.order]
+        strides = {axis: prod(stored[at + 1 :]) for at, axis in enumerate(self.order)}
+        return " + ".join(f"{c} * {strides[axis]}u" for axis, c in enumerate(coords))
+
+    def stored(self) -> Array:
+        return np.ascontiguousarray(self.data.transpose(self.order))
+
+    def element(self) -> str:
+        return "u32" if self.data.dtype == bool else "vec4<f32>" if self.vec else "f32"
+
+    def load(self, result: str, coords: tuple[str, ...], vec: int, axis: int | None) -> str:
+        lines = [f"let {result}_at = {self.index(coords)};"]
+        if vec == 4:
+            assert self.vec
+            assert axis == self.order[-1], "a vector runs along the contiguous axis"
+            lines.append(f"let {result}_raw = {self.name}_in[{result}_at / 4u];")
+        elif self.vec:
+            lines.append(f"let {result}_raw = {self.name}_in[{result}_at / 4u][{result}_at % 4u];")
+        else:
+            lines.append(f"let {result}_raw = {self.name}_in[{result}_at];")
+        value = self.prologue.format(f"{result}_raw")
+        lines.append(f"let {result} = {value}{' != 0u' if self.data.dtype == bool else ''};")
+        return "\n".join(lines)
+
+
+def store_to(
+    name: str, shape: tuple[int, ...], vec: bool, epilogue: str = "{0}"
+) -> Callable[..., str]:
+    def store(coords: tuple[str, ...], value: str, width: int = 1) -> str:
+        at = " + ".join(f"{c} * {prod(shape[i + 1 :])}u" for i, c in enumerate(coords))
+        place = f"{name}_out[at / 4u]" if vec else f"{name}_out[at]"
+        if vec and width == 1:
+            place += "[at % 4u]"
+        assert vec or width == 1
+        return f"let at = {at};\nlet result = {epilogue.format(value)};\n{place} = result;"
+
+    return store
+
+
+def bindings(operands: list[Operand], results: list[tuple[str, bool]]) -> str:
+    lines = [
+        f"@group(0) @binding({i}) var<storage, read> {o.name}_in: array<{o.element()}>;"
+        for i, o in enumerate(operands)
+    ]
+    lines += [
+        f"@group(0) @binding({len(operands) + i}) var<storage, read_write> {name}_out: "
+        f"array<{'vec4<f32>' if vec else 'f32'}>;"
+        for i, (name, vec) in enumerate(results)
+    ]
+    return "\n".join(lines)
+
+
+def run(
+    device: wgpu.GPUDevice,
+    code: str,
+    operands: list[Array],
+    sizes: list[int],
+    grid: tuple[int, ...],
+) -> list[NDArray[np.float32]]:
+    """Results of `sizes` float32 each; they start as NaN, so that what is not written shows."""
+    usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
+    arrays = [a.astype(np.uint32) if a.dtype == bool else a for a in operands]
+    arrays += [np.full(size, np.nan, np.float32) for size in sizes]
+    buffers = [device.create_buffer_with_data(data=a, usage=usage) for a in arrays]
+    module = device.create_shader_module(code=code)
+    pipeline = device.create_compute_pipeline(
+        layout="auto", compute={"module": module, "entry_point": "main"}
+    )
+    entries = [
+        {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
+        for i, b in enumerate(buffers)
+    ]
+    group = device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+    encoder = device.create_command_encoder()
+    step = encoder.begin_compute_pass()
+    step.set_pipeline(pipeline)
+    step.set_bind_group(0, group)
+    step.dispatch_workgroups(*grid)
+    step.end()
+    device.queue.submit([encoder.finish()])
+    return [
+        np.frombuffer(device.queue.read_buffer(b), np.float32) for b in buffers[len(operands) :]
+    ]
+
+
+# -- contraction ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Product:
+    batch: int
+    m: int
+    n: int
+    k: int
+    a_order: tuple[int, int, int] = (0, 1, 2)  # (0, 2, 1): stored transposed
+    b_order: tuple[int, int, int] = (0, 1, 2)
+    scalar: bool = False  # no vector access at all
+
+    @property
+    def a_axis(self) -> str:
+        axis = "mk"[self.a_order[-1] - 1]
+        return "none" if self.scalar or (self.m if axis == "m" else self.k) % 4 else axis
+
+    @property
+    def b_axis(self) -> str:
+        axis = "kn"[self.b_order[-1] - 1]
+        return "none" if self.scalar or (self.n if axis == "n" else self.k) % 4 else axis
+
+
+def check_product(device: wgpu.GPUDevice, product: Product, tile: Tile) -> None:
+    """c = (2 a + 1) b + 3 with the affine maps inlined; with split-K, 3 is added to every part."""
+    p, rng = product, np.random.default_rng(0)
+    a = rng.standard_normal((p.batch, p.m, p.k), dtype=np.float32)
+    b = rng.standard_normal((p.batch, p.k, p.n), dtype=np.float32)
+    operands = {
+        "a": Operand("a", a, p.a_order, p.a_axis != "none", "{0} * 2.0 + 1.0"),
+        "b": Operand("b", b, p.b_order, p.b_axis != "none"),
+    }
+
+    def load(
+        name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None
+    ) -> str:
+        return operands[name].load(result, coords, vec, axis)
+
+    vec = p.n % 4 == 0 and not p.scalar
+    shape = (tile.splits * p.batch, p.m, p.n)
+    values = {
+        "header": bindings(list(operands.values()), [("c", vec)]),
+        "load": load,
+        "store": store_to("c", shape, vec, "{0} + 3.0"),
+        "batch": p.batch, "M": p.m, "N": p.n, "K": p.k,
+        "a_vec_axis": p.a_axis, "b_vec_axis": p.b_axis, "store_vec": 4 if vec else 1,
+    }  # fmt: skip
+    if tile.swap:
+        values = swapped(values)
+    code = render(tile.template, **values, **tile.values)
+    (c,) = run(device, code, [o.stored() for o in operands.values()], [prod(shape)], tile.grid)
+    got = c.reshape(tile.splits, p.batch, p.m, p.n).astype(np.float64).sum(0)
+    wide = a.astype(np.float64) * 2 + 1
+    want = wide @ b.astype(np.float64) + 3 * tile.splits
+    scale = np.abs(wide) @ np.abs(b).astype(np.float64) + 3
+    assert np.max(np.abs(got - want) / scale) < 2e-6
+
+
+def with_values(tile: Tile, splits: int | None = None, **changes: object) -> Tile:
+    params = tile.values | changes
+    return replace(tile, params=tuple(params.items()), splits=splits or tile.splits)
+
+
+def tile_of(
+    template: str, groups: int, splits: int = 1, swap: bool = False, **params: object
+) -> Tile:
+    grid = fold(groups, 65535)
+    values = {**params, "splits": splits, "grid": grid}
+    return Tile(template, tuple(values.items()), grid, (1, 1, 1), 0, 0.0, splits, swap)
+
+
+LAYOUTS = [
+    ((0, 1, 2), (0, 1, 2)),
+    ((0, 1, 2), (0, 2, 1)),
+    ((0, 2, 1), (0, 1, 2)),
+    ((0, 2, 1), (0, 2, 1)),
+]
+SHAPES = [(2, 37, 45, 29), (1, 40, 36, 20), (3, 5, 7, 3)]
+
+
+@pytest.mark.parametrize("orders", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("rows", "width", "vectors", "block", "splits", "swap"),
+    [
+        (16, 4, 1, 4, 1, False), (32, 4, 2, 8, 2, False), (8, 1, 1, 4, 3, True),
+        (4, 4, 1, 8, 1, False), (2, 1, 1, 16, 1, True), (1, 4, 1, 32, 1, False),
+    ],
+)  # fmt: skip
+def test_contract_cpu(
+    device: wgpu.GPUDevice, shape: tuple[int, ...], orders: tuple[tuple[int, int, int], ...],
+    rows: int, width: int, vectors: int, block: int, splits: int, swap: bool,
+) -> None:  # fmt: skip
+    batch, m, n, k = shape
+    product = Product(batch, m, n, k, *orders)
+    tm, tn = (n, m) if swap else (m, n)
+    groups = batch * splits * ceil(tm / rows) * ceil(tn / (8 * width * vectors))
+    params = {"L": 8, "TM": rows, "CW": width, "CV": vectors, "KU": block}
+    check_product(device, product, tile_of("contract_cpu.wgsl.j2", groups, splits, swap, **params))
+
+
+@pytest.mark.parametrize("orders", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("bm", "bn", "bk", "tm", "tn", "stages", "splits"),
+    [(32, 32, 8, 4, 4, 1, 1), (64, 32, 8, 16, 8, 2, 2), (16, 16, 16, 2, 4, 2, 1)],
+)
+def test_contract_gpu(
+    device: wgpu.GPUDevice, shape: tuple[int, ...], orders: tuple[tuple[int, int, int], ...],
+    bm: int, bn: int, bk: int, tm: int, tn: int, stages: int, splits: int,
+) -> None:  # fmt: skip
+    batch, m, n, k = shape
+    groups = batch * splits * ceil(m / bm) * ceil(n / bn)
+    params = {"BM": bm, "BN": bn, "BK": bk, "TM": tm, "TN": tn, "stages": stages}
+    product = Product(batch, m, n, k, *orders)
+    check_product(device, product, tile_of("contract_gpu.wgsl.j2", groups, splits, **params))
+
+
+@pytest.mark.parametrize("orders", LAYOUTS)
+@pytest.mark.parametrize("shape", [(2, 3, 45, 29), (1, 4, 36, 20), (1, 1, 260, 516)])
+@pytest.mark.parametrize(("across", "along", "splits"), [(8, 8, 1), (1, 32, 2), (16, 1, 1)])
+def test_contract_row_gpu(
+    device: wgpu.GPUDevice, shape: tuple[int, ...], orders: tuple[tuple[int, int, int], ...],
+    across: int, along: int, splits: int,
+) -> None:  # fmt: skip
+    batch, m, n, k = shape
+    groups = batch * splits * ceil(n / (4 * across))
+    tile = tile_of("contract_row_gpu.wgsl.j2", groups, splits, CX=across, KY=along)
+    check_product(device, Product(batch, m, n, k, *orders), tile)
+
+
+@pytest.mark.parametrize("target", [LLVMPIPE, FLOOR, NVIDIA], ids=["cpu", "floor", "nvidia"])
+@pytest.mark.parametrize(
+    "product",
+    [
+        Product(1, 33, 10, 65), Product(2, 1, 130, 40, b_order=(0, 2, 1)), Product(1, 1, 1, 1000),
+        Product(1, 64, 64, 64, scalar=True), Product(1, 50, 2, 24), Product(5, 1, 1, 1),
+    ],
+)  # fmt: skip
+def test_best_candidates_are_right(
+    device: wgpu.GPUDevice, target: Target, product: Product
+) -> None:
+    p = product
+    for tile in candidates(target, p.batch, p.m, p.n, p.k, p.a_axis, p.b_axis, count=2):
+        check_product(device, product, tile)
+
+
+def test_long_sums_stay_within_the_loop_limit(device: wgpu.GPUDevice) -> None:
+    # 300,000 steps of 4 would be 75,000 iterations: llvmpipe ends loops after 65,535 without a word
+    product = Product(1, 3, 4, 300_000)
+    (tile,) = candidates(LLVMPIPE, 1, 3, 4, 300_000, count=1)
+    check_product(device, product, tile)
+
+
+def test_folded_grids_compute_each_tile_once(device: wgpu.GPUDevice) -> None:
+    tiny = replace(LLVMPIPE, max_groups=5)
+    (tile,) = candidates(tiny, 3, 40, 70, 16, count=1)
+    assert tile.grid[1] > 1
+    check_product(device, Product(3, 40, 70, 16), tile)
+
+
+@given(
+    st.integers(1, 12), st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 100_000),
+    st.sampled_from([LLVMPIPE, FLOOR, NVIDIA]), st.sampled_from(["k", "m", "none"]),
+    st.sampled_from(["k", "n", "none"]),
+)  # fmt: skip
+@settings(max_examples=150)
+def test_candidates_are_legal(
+    batch: int, m: int, n: int, k: int, target: Target, a_axis: str, b_axis: str
+) -> None:
+    tiles = candidates(target, batch, m, n, k, a_axis, b_axis, count=100)
+    assert tiles
+    for tile in tiles:
+        assert tile.workgroup_bytes <= min(target.max_workgroup_bytes, NVIDIA_WORKGROUP_BYTES)
+        assert prod(tile.workgroup) <= target.max_invocations
+        assert max(tile.grid) <= target.max_groups
+        assert 0 < tile.efficiency <= 1
+        v, (rows, columns) = tile.values, (n, m) if tile.swap else (m, n)
+        if tile.template == "contract_cpu.wgsl.j2":
+            covered = ceil(rows / v["TM"]) * ceil(columns / (v["L"] * v["CW"] * v["CV"]))
+            assert ceil(k // v["KU"] / v["splits"]) < target.loop_limit
+        elif tile.template == "contract_gpu.wgsl.j2":
+            covered = ceil(rows / v["BM"]) * ceil(columns / v["BN"])
+        else:
+            covered = ceil(columns / (4 * v["CX"]))
+        assert prod(tile.grid) >= covered * batch * v["splits"]
+    assert [t.efficiency for t in tiles] == sorted((t.efficiency for t in tiles), reverse=True)
+
+
+@pytest.mark.parametrize("groups", [1, 65535, 65536, 10**6 + 1, 65535**2])
+def test_fold_covers_with_few_surplus_groups(groups: int) -> None:
+    x, y, z = fold(groups, 65535)
+    assert max(x, y, z) <= 65535
+    assert groups <= x * y * z < groups + y
+
+
+def test_fold_refuses_what_no_grid_holds() -> None:
+    with pytest.raises(ValueError, match="at most 65535"):
+        fold(65535**2 + 1, 65535)
+
+
+# -- attention -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A case of attention. Key j is allowed to query i if i + offset - window < j <= i + offset."""
+
+    bh: int
+    tq: int
+    tk: int
+    d: int
+    dv: int
+    causal: bool = False
+    offset: int = 0
+    window: int | None = None
+    softcap: float | None = None
+    mask: bool = False
+    bias: bool = False
+    scalar: bool = False
+
+    def arrays(self) -> dict[str, Array]:
+        rng = np.random.default_rng(self.tq)
+        shapes = {
+            "q": (self.tq, self.d), "k": (self.tk, self.d), "v": (self.tk, self.dv),
+            "do": (self.tq, self.dv), "bias": (self.tq, self.tk),
+        }  # fmt: skip
+        arrays: dict[str, Array] = {
+            name: rng.standard_normal((self.bh, *shape), dtype=np.float32)
+            for name, shape in shapes.items()
+        }
+        mask = rng.random((self.bh, self.tq, self.tk)) < 0.7
+        mask[:, 0] = False  # a row that may attend nobody
+        return arrays | {"mask": mask}
+
+    def reference(self, x: dict[str, Array]) -> dict[str, NDArray[np.float64]]:
+        q, k, v, do, bias = (x[name].astype(np.float64) for name in ("q", "k", "v", "do", "bias"))
+        i, j = np.arange(self.tq)[:, None], np.arange(self.tk)
+        allowed = np.ones((self.bh, self.tq, self.tk), bool)
+        allowed &= (j <= i + self.offset) | (not self.causal)
+        if self.window is not None:
+            allowed &= j > i + self.offset - self.window
+        if self.mask:
+            allowed &= x["mask"].astype(bool)
+        scale = self.d**-0.5
+        s, slope = scale * q @ k.swapaxes(1, 2), 1.0
+        if self.softcap is not None:
+            t = np.tanh(s / self.softcap)
+            s, slope = self.softcap * t, 1 - t * t
+        s = np.where(allowed, s + (bias if self.bias else 0), -np.inf)
+        some = allowed.any(-1, keepdims=True)
+        top = np.where(some, s.max(-1, keepdims=True), 0)
+        e = np.exp(s - top)
+        z = np.where(some, e.sum(-1, keepdims=True), 1)
+        p = e / z
+        o = p @ v
+        delta = (do * o).sum(-1)
+        ds = p * (do @ v.swapaxes(1, 2) - delta[..., None]) * slope * scale
+        return {
+            "o": o, "lse": np.where(some, top + np.log(z), -1e30)[..., 0], "delta": delta,
+            "dq": ds @ k, "dk": ds.swapaxes(1, 2) @ q, "dv": p.swapaxes(1, 2) @ do,
+        }  # fmt: skip
+
+    def vec(self, name: str) -> bool:
+        sizes = {"q": self.d, "k": self.d, "v": self.dv, "o": self.dv, "do": self.dv}
+        sizes |= {"dq": self.d, "dk": self.d, "dv": self.dv}
+        return name in sizes and sizes[name] % 4 == 0 and not self.scalar
+
+
+RESULTS = {"forward": ("o", "lse"), "q": ("dq",), "kv": ("dk", "dv")}
+
+
+def check_attention(
+    device: wgpu.GPUDevice,
+    heads: Heads,
+    step: str,
+    tile: Tile,
+    arrays: dict[str, Array] | None = None,
+    want: dict[str, NDArray[np.float64]] | None = None,
+) -> None:
+    arrays = arrays or heads.arrays()
+    want = want or heads.reference(arrays)
+    arrays |= {name: want[name].astype(np.float32) for name in ("lse", "delta")}
+    names = ["q", "k", "v"] + ([] if step == "forward" else ["do", "lse", "delta"])
+    names += ["mask"] * heads.mask + ["bias"] * heads.bias
+    operands = {
+        name: Operand(name, arrays[name], tuple(range(arrays[name].ndim)), heads.vec(name))
+        for name in names
+    }
+
+    def load(
+        name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None
+    ) -> str:
+        return operands[name].load(result, coords, vec, axis)
+
+    results = RESULTS[step]
+    values = {
+        "header": bindings(list(operands.values()), [(name, heads.vec(name)) for name in results]),
+        "load": load, "BH": heads.bh, "TQ": heads.tq, "TK": heads.tk, "D": heads.d, "DV": heads.dv,
+        "scale": heads.d**-0.5, "causal": heads.causal, "offset": heads.offset,
+        "window": heads.window, "softcap": heads.softcap,
+        "has_mask": heads.mask, "has_bias": heads.bias,
+    }  # fmt: skip
+    values |= {f"{name}_vec": heads.vec(name) for name in (*names, *results)}
+    for name in results:
+        values[f"store_{name}"] = store_to(name, want[name].shape, heads.vec(name))
+    code = render(tile.template, **values, **tile.values)
+    inputs = [operand.stored() for operand in operands.values()]
+    got = run(device, code, inputs, [want[name].size for name in results], tile.grid)
+    for name, result in zip(results, got):
+        value, expected = result.reshape(want[name].shape).astype(np.float64), want[name]
+        if name == "lse":
+            empty = expected < -1e29
+            assert np.all(value[empty] == np.float32(-1e30))
+            value, expected = value[~empty], expected[~empty]
+        largest = np.abs(expected).max(initial=1e-3)
+        assert np.max(np.abs(value - expected), initial=0.0) < 4e-6 * largest, name
+
+
+def attention_tile(target: Target, heads: Heads, step: str, **changes: object) -> Tile:
+    h = heads
+    best = attention_candidates(target, step, h.bh, h.tq, h.tk, h.d, h.dv, count=1)[0]
+    return with_values(best, **changes)
+
+
+MASKS = [
+    {}, {"causal": True}, {"causal": True, "offset": 8}, {"causal": True, "offset": -5},
+    {"causal": True, "window": 6, "offset": 3}, {"window": 9}, {"mask": True}, {"bias": True},
+    {"softcap": 2.0}, {"mask": True, "bias": True, "causal": True, "softcap": 3.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kwargs", MASKS, ids=lambda kwargs: "-".join(kwargs) or "plain")
+@pytest.mark.parametrize("step", ["forward", "q", "kv"])
+@pytest.mark.parametrize("target", [LLVMPIPE, FLOOR], ids=["cpu", "gpu"])
+def test_attention(
+    device: wgpu.GPUDevice, target: Target, step: str, kwargs: dict[str, object]
+) -> None:
+    heads = Heads(2, 29, 37, 10, 6, **kwargs)  # pyright: ignore[reportArgumentType]
+    check_attention(device, heads, step, attention_tile(target, heads, step))
+    heads = Heads(1, 33, 24, 12, 20, **kwargs)  # pyright: ignore[reportArgumentType]
+    check_attention(device, heads, step, attention_tile(target, heads, step))
+
+
+@pytest.mark.parametrize("step", ["forward", "q", "kv"])
+def test_attention_without_vector_access(device: wgpu.GPUDevice, step: str) -> None:
+    heads = Heads(1, 18, 20, 12, 8, causal=True, offset=2, scalar=True)
+    for target in (LLVMPIPE, FLOOR):
+        check_attention(device, heads, step, attention_tile(target, heads, step))
+
+
+@pytest.mark.parametrize("step", ["forward", "q", "kv"])
+def test_attention_with_large_heads_in_chunks(device: wgpu.GPUDevice, step: str) -> None:
+    heads = Heads(1, 20, 40, 256, 160, causal=True, offset=20)
+    check_attention(device, heads, step, attention_tile(FLOOR, heads, step))
+
+
+def test_attention_row_maxima_by_shuffles(device: wgpu.GPUDevice) -> None:
+    heads = Heads(1, 40, 50, 16, 32, causal=True, offset=10)
+    tile = attention_tile(NVIDIA, heads, "forward", shuffle=True)
+    check_attention(device, heads, "forward", tile)
+
+
+@pytest.mark.parametrize("step", ["forward", "q", "kv"])
+def test_a_bias_of_the_lowest_float_masks(device: wgpu.GPUDevice, step: str) -> None:
+    heads = Heads(1, 8, 16, 8, 8, bias=True)
+    arrays = heads.arrays()
+    bias = arrays["bias"]
+    bias[0, :, ::2] = bias[0, 3] = np.finfo(np.float32).min
+    want = replace(heads, mask=True).reference(arrays | {"mask": bias > -1e38})
+    for target in (LLVMPIPE, FLOOR):
+        tile = attention_tile(target, heads, step)
+        check_attention(device, heads, step, tile, arrays, want)
+
+
+@given(
+    st.integers(1, 100), st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 256),
+    st.integers(1, 256), st.sampled_from([LLVMPIPE, FLOOR, NVIDIA]),
+    st.sampled_from(["forward", "q", "kv"]),
+)  # fmt: skip
+@settings(max_examples=150)
+def test_attention_candidates_are_legal(
+    bh: int, tq: int, tk: int, d: int, dv: int, target: Target, step: str
+) -> None:
+    tiles = attention_candidates(target, step, bh, tq, tk, d, dv, count=100)
+    assert tiles
+    rows = tk if step == "kv" else tq
+    for tile in tiles:
+        assert tile.workgroup_bytes <= min(target.max_workgroup_bytes, NVIDIA_WORKGROUP_BYTES)
+        assert prod(tile.workgroup) <= target.max_invocations
+        assert max(tile.grid) <= target.max_groups
+        assert 0 < tile.efficiency <= 1
+        v = tile.values
+        if tile.template.endswith("_cpu.wgsl.j2"):
+            each = v["L"] * v["QR" if step == "forward" else "R"]
+        else:
+            each = v["BQ" if step == "forward" else "BR"]
+        assert prod(tile.grid) >= bh * ceil(rows / each)
+
+
+# -- the library and the environment -------------------------------------------------------------
+
+
+def test_exp_is_accurate(device: wgpu.GPUDevice) -> None:
+    x = np.concatenate([
+        np.linspace(-104, 88.7, 60_001), np.linspace(-1, 1, 10_001), [0.0, -0.0, 200.0, -200.0],
+    ]).astype(np.float32)  # fmt: skip
+    x = x[: x.size // 4 * 4]
+    code = """
+        @group(0) @binding(0) var<storage, read> x_in: array<vec4<f32>>;
+        @group(0) @binding(1) var<storage, read_write> y_out: array<vec4<f32>>;
+        @group(0) @binding(2) var<storage, read_write> z_out: array<vec4<f32>>;
+        @compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+          if (id.x < arrayLength(&x_in)) {
+            let x = x_in[id.x];
+            y_out[id.x] = eg_exp4(x);
+            z_out[id.x] = vec4<f32>(eg_exp(x.x), eg_exp(x.y), eg_exp(x.z), eg_exp(x.w));
+          }
+        }
+    """ + render("lib/exp.wgsl.j2")
+    four, one = run(device, code, [x], [x.size, x.size], (ceil(x.size / 256), 1, 1))
+    np.testing.assert_array_equal(four, one)
+    with np.errstate(over="ignore"):
+        want = np.exp(x.astype(np.float64))
+    finite = want < np.finfo(np.float32).max
+    ulp = np.spacing(np.maximum(want[finite], 1e-45).astype(np.float32)).astype(np.float64)
+    assert np.max(np.abs(four[finite] - want[finite]) / ulp) < 1.5
+    assert np.all(np.isinf(four[~finite]))
+
+
+def test_a_missing_value_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="TM"):
+        render("contract_cpu.wgsl.j2", header="", L=8)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.0, "1.0"),
+        (0.125, "0.125"),
+        (-3.0, "-3.0"),
+        (0.1, "0.1"),
+        (1e30, "1e+30"),
+        (1 / 3, "0.33333334"),
+    ],
+)
+def test_numbers_read_back(value: float, text: str) -> None:
+    assert number(value) == text
+    assert np.float32(float(text)) == np.float32(value)
+
+
+def test_numbers_are_finite() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        number(float("inf"))
