@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 
-from ..ir import Graph, topological
+from ..ir import Graph, Node, topological
+from ..ops.contract import Dot
+from ..ops.fused import Get
+from ..ops.move import Transpose
 from .analysis import derived
 from .encode import encode
 from .language import form_of
@@ -13,7 +17,7 @@ from .report import EGraphReport, Round
 from .rules.named import NAMED
 from .saturate import Options, Run, forms_needed, prepare, saturate
 from .snapshot import Snapshot
-from .terms import Frozen, freeze, snapshot
+from .terms import Class, Frozen, freeze, snapshot
 
 
 def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapshot, EGraphReport]:
@@ -21,20 +25,34 @@ def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapsh
     options = options or Options()
     report = EGraphReport(graph.name)
     clock = _Clock(report)
-    nodes = topological(graph.outputs)
+    program = topological(graph.outputs)
+    equations = [(rule.base, *pair) for rule in options.program_rules() for pair in rule.find(program)]
+    makers = _makers(program, equations)
+    nodes = [*program, *makers]
     rules = options.rules()
     forms = forms_needed(rules, [form_of(n.op, len(n.operands)) for n in nodes])
-    engine = prepare(rules, forms)
+    engine = prepare(rules, forms, [n.op.perm for n in nodes if isinstance(n.op, Transpose)])
     clock("declare")
     number = encode(engine, nodes, derived())
+    for _, old, new in equations:
+        engine.run(f"(union (node {number[old]}) (node {number[new]}))")
     clock("insert")
-    runs = saturate(engine, options, len(nodes), forms)
+    runs = saturate(engine, options, len(program), forms)
     clock("saturate")
-    frozen = freeze(engine, forms, nodes, len(nodes), NAMED)
-    found = snapshot(frozen, nodes, len(nodes), [number[o] for o in graph.outputs])
+    frozen = freeze(engine, forms, nodes, NAMED.values(), makers)
+    found = snapshot(frozen, nodes, len(program), [number[o] for o in graph.outputs])
     clock("decode")
     _fill(report, runs, frozen)
     return found, report
+
+
+def _makers(program: Sequence[Node], equations: Sequence[tuple[str, Node, Node]]) -> dict[Node, str]:
+    """The nodes that rules about the whole program add, operands first, and the rule that made each."""
+    known = set(program)
+    made: dict[Node, str] = {}
+    for rule, _, new in equations:
+        made.update((n, rule) for n in topological([new]) if n not in known and n not in made)
+    return made
 
 
 class _Clock:
@@ -66,10 +84,26 @@ def _fill(report: EGraphReport, runs: list[Run], frozen: Frozen) -> None:
 
 def recognized(frozen: Frozen) -> dict[str, tuple[int, int]]:
     """How many values carry each name that is reported, and of how many candidates where that is known."""
-    classes = {name: set(found) for name, found in frozen.named.items()}
-    out: dict[str, tuple[int, int]] = {}
+    found: dict[str, set[Class]] = {}
     for stone in NAMED.values():
-        if stone.report and classes[stone.name]:
-            before = out.get(stone.report, (0, 0))[0]
-            out[stone.report] = (before + len(classes[stone.name]), 0)
-    return out
+        if stone.report:
+            # a gradient is counted once for all the numbers that multiply it
+            rows = frozen.named[stone.name]
+            found.setdefault(stone.report, set()).update(kids[0] if stone.name == "SoftmaxGrad" else cls for kids, cls in rows)
+    found["rms norm"] -= found["layer norm"]  # a layer norm is one of centered values
+    out = {name: (len(classes), 0) for name, classes in found.items() if classes}
+    return out | _attention(frozen, found["softmax"])
+
+
+def _attention(frozen: Frozen, softmax: set[Class]) -> dict[str, tuple[int, int]]:
+    """Kernels of attention against softmaxes that are the left operand of a product, and their gradients."""
+    results: dict[Class, int] = {}
+    for enode in frozen.enodes:
+        if isinstance(enode.op, Get):
+            results[enode.kids[0]] = results.get(enode.kids[0], 0) + 1
+    used = {e.kids[0] for e in frozen.enodes if isinstance(e.op, Dot)} & softmax
+    forward = {p for name in ("Weights", "WeightsX") for _, p in frozen.named[name]} & used
+    differentiated = {kids[0] for kids, _ in frozen.named["SoftmaxGrad"]} & used
+    backward = {kids[3] for kids, _ in frozen.named["ScoreGrad"] if results.get(kids[0], 0)} & used
+    counts = {"attention": (len(forward), len(used)), "attention backward": (len(backward), len(differentiated))}
+    return {name: count for name, count in counts.items() if count[1]}

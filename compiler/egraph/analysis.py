@@ -7,9 +7,11 @@ inserted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 from ..ir import Kind
+from ..ops.move import inverse
 from .language import Family, families, float_text, integers_text
 
 RANKS = range(1, 7)
@@ -23,6 +25,7 @@ FUNCTIONS = (
     "(function swap-perm (i64) Ints :no-merge)",
     "(function inverse-perm (Ints) Ints :no-merge)",
     "(relation float (String))",
+    "(relation signed (String))",
     "(relation power-of-two (f64))",
 )
 # numbers of constants; NaN and overflow of the engine's doubles match nothing
@@ -37,10 +40,13 @@ def derived() -> frozenset[str]:
     return frozenset(known | {"Literal"})
 
 
-def facts() -> list[str]:
-    """Tables by rank."""
-    out = ['(float "f32")', '(float "f16")']
+def facts(perms: Iterable[tuple[int, ...]] = ()) -> list[str]:
+    """Tables by rank; inverses of all permutations up to rank 4, and of the given ones and their inverses."""
+    out = ['(float "f32")', '(float "f16")', '(signed "f32")', '(signed "i32")']
     out += [f"(power-of-two {float_text(sign * 2.0**k)})" for k in range(-16, 17) for sign in (1, -1)]
+    known = {p for r in range(5) for p in itertools.permutations(range(r))}
+    known.update(q for p in perms for q in (p, inverse(p)))
+    out += [f"(set (inverse-perm {integers_text(p)}) {integers_text(inverse(p))})" for p in sorted(known)]
     for r in range(7):
         out.append(f"(set (ones {r}) {integers_text((1,) * r)})")
         out.append(f"(set (identity-perm {r}) {integers_text(range(r))})")

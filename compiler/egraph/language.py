@@ -76,6 +76,7 @@ class Family:
     variadic: bool
     fields: tuple[tuple[str, Sort], ...]
     entry: Callable[..., Op]
+    cls: type[Op]
     template: Elementwise | None = None  # of an elementwise entry
 
     def form(self, arity: int) -> Form:
@@ -144,7 +145,8 @@ def families() -> dict[str, Family]:
 
 def form_of(op: Op, arity: int) -> Form:
     """The constructor of an op applied to `arity` operands."""
-    return families()[camel(op.name)].form(arity)
+    name = camel(op.name) if isinstance(op, (Elementwise, Reduce)) else type(op).__name__
+    return families()[name].form(arity)
 
 
 def _concrete(cls: type) -> list[type]:
@@ -153,19 +155,19 @@ def _concrete(cls: type) -> list[type]:
 
 
 def _elementwise(entry: Elementwise) -> Family:
-    return Family(camel(entry.label), Kind.ELEMENTWISE, entry.arity, False, (), lambda: entry, entry)
+    return Family(camel(entry.label), Kind.ELEMENTWISE, entry.arity, False, (), lambda: entry, Elementwise, entry)
 
 
 def _reduction(combine: str) -> Family:
     rest = tuple(f for f in _fields(Reduce) if f[0] != "combine")
-    return Family(camel(combine), Kind.REDUCE, 1, False, rest, lambda **kw: Reduce(combine, **kw))
+    return Family(camel(combine), Kind.REDUCE, 1, False, rest, lambda **kw: Reduce(combine, **kw), Reduce)
 
 
 def _plain(cls: type) -> Family:
-    blank = object.__new__(cls)  # kind and name depend on no attribute
+    kind = object.__new__(cls).kind  # depends on no attribute
     parameters = list(inspect.signature(cls.infer).parameters.values())[1:]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return Family(camel(blank.name), blank.kind, len(parameters) - variadic, variadic, _fields(cls), cls)
+    return Family(cls.__name__, kind, len(parameters) - variadic, variadic, _fields(cls), cls, cls)
 
 
 def _fields(cls: type) -> tuple[tuple[str, Sort], ...]:

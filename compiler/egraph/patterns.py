@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import IRError
-from ..ir import Kind
+from ..ir import Kind, Node
 from .language import Form, families, float_text, made_by, string_text
 
 Term = str | tuple["Term", ...]
@@ -230,3 +230,20 @@ def used_forms(rules: list[Rule]) -> Iterator[Form]:
 def kind_of(term: Term) -> Kind | None:
     form = head_form(term)
     return form.family.kind if form else None
+
+
+@dataclass(frozen=True)
+class ProgramRule:
+    """A rule about a whole program: `find` gives pairs of a node and a new form of it.
+
+    It is for what no pattern of fixed size says, such as all products that share an operand.
+    """
+
+    name: str
+    theme: str
+    find: Callable[[Sequence[Node]], Iterable[tuple[Node, Node]]]
+    relaxed: bool = False
+
+    @property
+    def base(self) -> str:
+        return self.name

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from . import analysis
 from .engine import Engine
 from .language import SORTS, Form
-from .patterns import Rule, translate, used_forms
-from .rules import PHASES, Phase, all_rules
+from .patterns import ProgramRule, Rule, translate, used_forms
+from .rules import PHASES, Phase, all_rules, program_rules
+from .rules.attention import FACTS
 from .rules.named import NAMED
 
 ROWS_A_NODE = 12  # the row bound grows with the program, up to HARD_ROWS
@@ -34,6 +35,10 @@ class Options:
         every = (*all_rules(), *self.extra)
         return [r for r in every if (self.relaxed or not r.relaxed) and r.base not in self.disabled]
 
+    def program_rules(self) -> list[ProgramRule]:
+        """The rules about whole programs that are on."""
+        return [r for r in program_rules() if (self.relaxed or not r.relaxed) and r.base not in self.disabled]
+
     def row_bound(self, nodes: int) -> int:
         return min(max(self.max_rows, ROWS_A_NODE * nodes), HARD_ROWS)
 
@@ -50,14 +55,14 @@ class Run:
     stop: str = "saturated"
 
 
-def prepare(rules: Sequence[Rule], forms: Sequence[Form]) -> Engine:
+def prepare(rules: Sequence[Rule], forms: Sequence[Form], perms: Iterable[tuple[int, ...]] = ()) -> Engine:
     """An e-graph that knows the language and the rules."""
     engine = Engine()
     themes = dict.fromkeys((analysis.THEME, *(t for p in PHASES for t in p.themes), *(r.theme for r in rules)))
     texts = [*SORTS, "(function node (i64) T :no-merge)"]
     texts += [text for form in forms for text in form.declarations()]
     texts += [n.declaration() for n in NAMED.values()]
-    texts += [*analysis.FUNCTIONS, *(f"(ruleset {t})" for t in themes), *analysis.facts(), *analysis.rules()]
+    texts += [*analysis.FUNCTIONS, *(f"(ruleset {t})" for t in themes), *analysis.facts(perms), *analysis.rules(), *FACTS]
     texts += [text for rule in rules for text in translate(rule)]
     for text in texts:
         engine.run(text)

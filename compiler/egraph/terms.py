@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CompileError
 from ..ir import Kind, Node, Op
+from ..ops.move import Broadcast, Reshape
 from ..types import TupleType, Type
 from .engine import Engine
 from .language import Form, form_of, made_by
+from .rules.named import Named
 from .snapshot import Snapshot
 
 Class = tuple[str, Any]  # sort and value: the engine's name of an e-class
@@ -25,65 +27,103 @@ class ENode:
     kids: tuple[Class, ...]
     cls: Class
     rule: str
-    traced: bool
     key: tuple[Any, ...]  # what tells it from the other e-nodes of its class
 
 
 @dataclass(slots=True)
 class Frozen:
-    """The rows of an e-graph. `named` has the classes of each stepping stone, `nodes` the class of each inserted node."""
+    """The rows of an e-graph. `nodes` has the class of each inserted node, `named` the operands and class of each stepping
+    stone, `numbers` the classes all of whose elements are one number."""
 
     enodes: list[ENode]
     nodes: dict[int, Class]
-    named: dict[str, list[Class]] = field(default_factory=dict)
+    named: dict[str, list[tuple[tuple[Class, ...], Class]]]
+    numbers: frozenset[Class]
 
 
-def freeze(engine: Engine, forms: Sequence[Form], order: Sequence[Node], traced: int, named: Iterable[str]) -> Frozen:
-    """Decode all rows. `order` are the inserted nodes, the first `traced` of which are the program's."""
+def freeze(engine: Engine, forms: Sequence[Form], order: Sequence[Node], named: Iterable[Named],
+           makers: Mapping[Node, str]) -> Frozen:  # fmt: skip
+    """Decode all rows. `order` are the inserted nodes; `makers` has the rules behind those that are not the program's."""
     rows = engine.freeze()
     place = {engine.integer(inputs[0]): output for inputs, output in rows["node"]}
     nodes = {i: (_sort(node), place[i]) for i, node in enumerate(order)}
-    number = {node: i for i, node in enumerate(order)}
-    programs, originals = set(), {}
-    for i, node in enumerate(order):
-        form = form_of(node.op, len(node.operands))
-        values = tuple(v for _, v in (nodes[number[o]] for o in node.operands))
-        if i < traced:
-            programs.add((form.name, values, nodes[i][1], node.op))
-        originals[node.op] = node.op
+    reader = _Reader(engine, order)
+    origin = _origins(order, place, makers)
     enodes = []
     for form in forms:
-        makers = {tuple(inputs): output for inputs, output in rows[made_by(form.name)]}
+        made = {tuple(inputs): output for inputs, output in rows[made_by(form.name)]}
         operand = "Tup" if form.family.kind is Kind.GET else "T"
         for inputs, output in rows[form.name]:
-            attributes = form.read(engine, inputs[form.arity :])
-            op = _op(form, attributes, originals)
             kids = tuple(inputs[: form.arity])
-            maker = makers.get(tuple(inputs))
-            is_traced = (form.name, kids, output, op) in programs
-            rule = "" if is_traced or maker is None else engine.string(maker)
-            key = (not is_traced, form.name, repr(sorted(attributes.items())))
-            enodes.append(ENode(op, tuple((operand, k) for k in kids), (form.output, output), rule, is_traced, key))
-    stones = {name: [("T", output) for _, output in rows[name]] for name in named}
-    return Frozen(enodes, nodes, stones)
+            op = reader.op(form, inputs[form.arity :])
+            rule = origin.get((op, kids))
+            if rule is None:
+                maker = made.get(tuple(inputs))
+                rule = "analysis" if maker is None else reader.text(maker)
+            key = (rule != "", form.name, reader.order(op))
+            enodes.append(ENode(op, tuple((operand, k) for k in kids), (form.output, output), rule, key))
+    stones = {stone.name: [_stone(stone, *row) for row in rows[stone.name]] for stone in named}
+    return Frozen(enodes, nodes, stones, frozenset(("T", inputs[0]) for inputs, _ in rows["uniform"]))
+
+
+def _stone(stone: Named, inputs: Sequence[Any], output: Any) -> tuple[tuple[Class, ...], Class]:
+    sorts = stone.sorts or ("T",) * stone.operands
+    return tuple(zip(sorts, inputs, strict=False)), ("T", output)
+
+
+def _origins(order: Sequence[Node], place: Mapping[int, Any], makers: Mapping[Node, str]) -> dict[tuple[Op, Any], str]:
+    """The rule behind each inserted e-node, "" for the program's."""
+    cls = {node: place[i] for i, node in enumerate(order)}
+    out: dict[tuple[Op, Any], str] = {}
+    for node in order:
+        key = (node.op, tuple(cls[o] for o in node.operands))
+        rule = makers.get(node, "")
+        out[key] = "" if rule == "" else out.get(key, rule)
+    return out
+
+
+class _Reader:
+    """Turns attribute values back into ops, each value and each op once."""
+
+    def __init__(self, engine: Engine, order: Sequence[Node]) -> None:
+        self.engine = engine
+        self.ops: dict[Any, Op] = {}
+        self.texts: dict[Any, str] = {}
+        self.orders: dict[Op, str] = {}
+        self.inserted = {node.op: node.op for node in order}
+        self.constants = {(type(o), *o.attributes().values()): o for o in self.inserted if o.kind is Kind.CONSTANT}
+
+    def op(self, form: Form, values: Sequence[Any]) -> Op:
+        key = (form.name, *values)
+        found = self.ops.get(key)
+        if found is None:
+            attributes = form.read(self.engine, values)
+            # a constant's data is no attribute: the very op that was inserted comes back
+            found = self.constants.get((form.family.cls, *attributes.values()))
+            if found is None:
+                found = form.family.entry(**attributes)
+            found = self.ops[key] = self.inserted.get(found, found)
+        return found
+
+    def text(self, value: Any) -> str:
+        if value not in self.texts:
+            self.texts[value] = self.engine.string(value)
+        return self.texts[value]
+
+    def order(self, op: Op) -> str:
+        """A text by which ops of one form are put in order."""
+        if op not in self.orders:
+            self.orders[op] = repr(sorted(op.attributes().items()))
+        return self.orders[op]
 
 
 def _sort(node: Node) -> str:
     return "Tup" if isinstance(node.type, TupleType) else "T"
 
 
-def _op(form: Form, attributes: Mapping[str, Any], originals: Mapping[Op, Op]) -> Op:
-    """The op, and the very instance that was inserted when there was one: it may carry data beside its attributes."""
-    try:
-        op = form.family.entry(**attributes)
-    except TypeError:  # data that is no attribute: only inserted ops have it
-        op = next(o for o in originals if form_of(o, form.arity) == form and o.attributes() == dict(attributes))
-    return originals.get(op, op)
-
-
 def snapshot(frozen: Frozen, order: Sequence[Node], traced: int, roots: Sequence[int]) -> Snapshot:
     """Dense numbers: classes by their first inserted node, then by discovery from there; e-nodes by class."""
-    members = _members(frozen.enodes)
+    members = _members(frozen)
     number = _numbered(frozen, members, traced)
     types = _types(frozen, members, order, number)
     out = Snapshot([], [], [], [], [types[c] for c in number], [number[frozen.nodes[r]] for r in roots])
@@ -105,8 +145,13 @@ def snapshot(frozen: Frozen, order: Sequence[Node], traced: int, roots: Sequence
     return out
 
 
-def _members(enodes: Sequence[ENode]) -> dict[Class, list[ENode]]:
-    """E-nodes by class, without those that need a class that only stepping stones are in."""
+def _members(frozen: Frozen) -> dict[Class, list[ENode]]:
+    """E-nodes by class, without those that need a class that only stepping stones are in.
+
+    A class that is one number keeps the e-nodes that spell it: a literal, reshaped to ones and repeated.
+    """
+    spells = (Kind.LITERAL, Kind.MOVE)
+    enodes = [e for e in frozen.enodes if e.cls not in frozen.numbers or (e.op.kind in spells and _spells(e, frozen))]
     users: dict[Class, list[int]] = {}
     missing = []
     for i, enode in enumerate(enodes):
@@ -132,6 +177,14 @@ def _members(enodes: Sequence[ENode]) -> dict[Class, list[ENode]]:
     for i in sorted(kept):
         members.setdefault(enodes[i].cls, []).append(enodes[i])
     return members
+
+
+def _spells(enode: ENode, frozen: Frozen) -> bool:
+    """Whether an e-node is a literal, its reshape to ones, or the repetition of that."""
+    if enode.op.kind is Kind.LITERAL:
+        return True
+    ones = isinstance(enode.op, Reshape) and len(enode.op.shape) > 0 and set(enode.op.shape) == {1}
+    return ones or isinstance(enode.op, Broadcast)
 
 
 def _numbered(frozen: Frozen, members: Mapping[Class, list[ENode]], traced: int) -> dict[Class, int]:

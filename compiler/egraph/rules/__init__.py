@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from ..patterns import Rule
+from ..patterns import ProgramRule, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +46,11 @@ def all_rules() -> tuple[Rule, ...]:
 
     modules = (algebra, movement, contraction, recognition, attention)
     return tuple(rule for module in modules for rule in module.RULES)
+
+
+@cache
+def program_rules() -> tuple[ProgramRule, ...]:
+    """Every rule about whole programs."""
+    from . import contraction
+
+    return contraction.PROGRAM_RULES

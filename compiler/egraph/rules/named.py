@@ -105,6 +105,10 @@ def _rms_norm(x: Node, axes: Ints, eps: float) -> Node:
 
 
 def _gelu(x: Node) -> Node:
+    return x * 0.5 * (E.erf(x * math.sqrt(0.5)) + 1.0)
+
+
+def _gelu_tanh(x: Node) -> Node:
     inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
     return x * 0.5 * (E.tanh(inner) + 1.0)
 
@@ -134,6 +138,7 @@ NAMED = {
         Named("LayerNorm", 1, ("Ints", "f64"), _layer_norm, "layer norm"),
         Named("RmsNorm", 1, ("Ints", "f64"), _rms_norm, "rms norm"),
         Named("Gelu", 1, (), _gelu, "gelu"),
+        Named("GeluTanh", 1, (), _gelu_tanh, "gelu"),
         Named("Silu", 1, (), lambda x: x / (1.0 + E.exp(-x)), "silu"),
         Named("CrossEntropy", 2, ("Ints",), _picked, "cross-entropy"),
     )
