@@ -1,18 +1,22 @@
-"""Why each e-node was chosen: every alternative forced, repaired by descent, and priced as a whole program."""
+"""Why each e-node was chosen: every alternative forced, repaired by descent, and priced as a whole
+program."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .graph import ANCHORS, GET, MOVES, TUP, Problem
 from .plan import Draft, Move
 from .search import Search
+from .step import trial
+
+LITTLE = 1e-4  # of the program's cost: what an alternative must lose to be listed
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """An e-node that was not chosen: what the program would cost more with it (None: no legal program was found)."""
+    """An e-node that was not chosen: what the program would cost more with it (None: no legal
+    program was found)."""
 
     text: str
     loss: float | None
@@ -31,55 +35,70 @@ class Choice:
 
 
 def choices(search: Search, most: int) -> list[Choice]:
-    """The choices of a finished search, those about contractions and reductions first; at most `most` alternatives."""
+    """The choices of a finished search that matter; at most `most` alternatives are tried.
+
+    Those about contractions, reductions and ops with several results come first, then large values
+    first. Classes that look alike in a line of text are one choice.
+    """
     d, p = search.draft, search.p
-    found: list[tuple[bool, Choice]] = []
-    for orbit in sorted(_decided(search), key=lambda o: not _heavy(p, o[0])):
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for c in _decided(search):
+        alike.setdefault((repr(p.snapshot.types[c]), *_texts(d, c)), []).append(c)
+    found: list[Choice] = []
+    for (type_, chosen, *_), classes in alike.items():
         if most <= 0:
             break
-        c = orbit[len(orbit) // 2]
-        others: list[Other] = []
-        for n in p.candidates[c]:
-            if n == d.choice[c] or (p.role[n] in MOVES and p.role[d.choice[c]] in MOVES):
-                continue
-            others.append(_forced(search, c, n))
-            most -= 1
+        c = classes[len(classes) // 2]
+        tried = [_forced(search, c, n) for n in _alternatives(d, c)]
+        most -= len(tried)
+        others = [o for o in tried if o.loss is None or o.loss > LITTLE * d.cost or _heavy(p, c)]
         if others:
-            chosen = describe(p, d.choice, d.choice[c])
-            entry = Choice(c, repr(p.snapshot.types[c]), len(orbit), chosen, tuple(others))
-            found.append((_heavy(p, c), entry))
-    return [entry for _, entry in found]
+            found.append(Choice(c, type_, len(classes), chosen, tuple(others)))
+    return found
 
 
-def _decided(search: Search) -> Iterator[list[int]]:
-    """Orbits of classes with alternatives that are part of the program, outputs of the program last."""
-    p = search.p
-    for orbit in reversed(search.orbits):
-        alive = [c for c in orbit if len(p.candidates[c]) > 1 and search.moves.is_live(c)]
-        same: dict[int, list[int]] = {}
-        for c in alive:
-            same.setdefault(p.label[search.draft.choice[c]], []).append(c)
-        yield from same.values()
+def _decided(search: Search) -> list[int]:
+    """Classes of the program that have alternatives, in the order in which they are explained."""
+    p, d = search.p, search.draft
+    place = {c: i for i, orbit in enumerate(search.orbits) for c in orbit}
+    found = [c for c in p.live if search.moves.is_live(c) and _alternatives(d, c)]
+    return sorted(found, key=lambda c: (not _heavy(p, c), -p.numel[c], -place[c], c))
+
+
+def _alternatives(d: Draft, c: int) -> list[int]:
+    """E-nodes that a class could have been, other views of the same value left out."""
+    p, chosen = d.p, d.choice[c]
+    moved = p.role[chosen] in MOVES
+    return [n for n in p.candidates[c] if n != chosen and not (moved and p.role[n] in MOVES)]
+
+
+def _texts(d: Draft, c: int) -> list[str]:
+    chosen = d.choice[c]
+    return [describe(d, n) for n in (chosen, *_alternatives(d, c))]
 
 
 def _heavy(p: Problem, c: int) -> bool:
     return any(p.role[n] in ANCHORS or p.role[n] == TUP for n in p.candidates[c])
 
 
-def describe(p: Problem, choice: list[int], n: int) -> str:
-    """`dot(add, input)`: an e-node and what its operands are now."""
-    names = [p.name(choice[k]) if choice[k] >= 0 else "?" for k in p.snapshot.kids[n]]
-    return f"{p.name(n)}({', '.join(names)})" if names else p.name(n)
+def describe(d: Draft, n: int) -> str:
+    """`dot(add, input)`, `attention(dot, dot, dot)[0]`: an e-node and what its operands are now."""
+    p = d.p
+    suffix = ""
+    if p.role[n] == GET and d.choice[p.kids[n][0]] >= 0:
+        suffix, n = f"[{p.mark[n]}]", d.choice[p.kids[n][0]]
+    names = [p.name(d.choice[k]) if d.choice[k] >= 0 else "?" for k in p.snapshot.kids[n]]
+    return f"{p.name(n)}({', '.join(names)}){suffix}" if names else p.name(n) + suffix
 
 
 def _forced(search: Search, c: int, n: int) -> Other:
     d, p = search.draft, search.p
-    text = describe(p, d.choice, n)
+    text = describe(d, n)
     if any(d.choice[k] < 0 for k in p.kids[n]):
         return Other(text, None, "its operands have no term")
     mark = d.mark()
     before = _sums(d)
-    legal = d.trial(_all_results(d, c, n), force=True)
+    legal = trial(d, _all_results(d, c, n), force=True)
     loss, why = None, "no legal kernels"
     if legal:
         touched = set(d.touched)
@@ -95,11 +114,17 @@ def _all_results(d: Draft, c: int, n: int) -> Move:
     flips = {c: n}
     if p.role[n] == GET:
         for x in p.results[p.kids[n][0]]:
-            flips[x] = next(m for m in p.candidates[x] if p.role[m] == GET and p.kids[m] == p.kids[n])
+            flips[x] = next(
+                m for m in p.candidates[x] if p.role[m] == GET and p.kids[m] == p.kids[n]
+            )
     elif p.role[d.choice[c]] == GET:
         left = p.kids[d.choice[c]]
         for x in p.results[left[0]]:
-            rest = [m for m in p.candidates[x] if p.role[m] != GET and all(d.choice[k] >= 0 for k in p.kids[m])]
+            rest = [
+                m
+                for m in p.candidates[x]
+                if p.role[m] != GET and all(d.choice[k] >= 0 for k in p.kids[m])
+            ]
             if x != c and rest and p.kids[d.choice[x]] == left:
                 flips[x] = rest[0]
     return Move(flips=tuple((x, m) for x, m in flips.items() if d.choice[x] != m))
@@ -107,7 +132,11 @@ def _all_results(d: Draft, c: int, n: int) -> Move:
 
 def _sums(d: Draft) -> tuple[int, float, float]:
     kernels = d.kernels.values()
-    return sum(k.launches for k in kernels), sum(k.nbytes for k in kernels), sum(k.flops for k in kernels)
+    return (
+        sum(k.launches for k in kernels),
+        sum(k.nbytes for k in kernels),
+        sum(k.flops for k in kernels),
+    )
 
 
 def _difference(before: tuple[int, float, float], after: tuple[int, float, float]) -> str:

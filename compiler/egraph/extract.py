@@ -1,4 +1,5 @@
-"""Extraction: the choice of e-nodes, of stored values and of kernels in one search for the least total cost."""
+"""Extraction: the choice of e-nodes, of stored values and of kernels in one search for the least
+total cost."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from .explain import Choice, choices
 from .graph import VIEW, Problem, problem
 from .greedy import greedy, node_costs
 from .orbits import colors
-from .plan import Draft, start
-from .price import Pricer
 from .outcome import ExtractionReport, Totals, totals
+from .plan import Draft
+from .price import Pricer
 from .search import Effort, Search
 from .snapshot import Snapshot, from_nodes
+from .start import start
 
 
 def extract(
@@ -26,39 +28,51 @@ def extract(
 ) -> tuple[Selection, ExtractionReport]:
     """The cheapest program found in `snapshot` for `graph`'s outputs, and its kernels.
 
-    `effort` bounds the rounds of the search: one round makes no kicks, more than 6 end only when nothing is gained.
-    `explain` is how many alternatives the report prices. Equal arguments give equal results.
+    `effort` bounds the rounds of the search: one round makes no kicks, more than 6 end only when
+    nothing is gained. `explain` is how many alternatives the report prices. Equal arguments give
+    equal results.
     """
-    bounds = _effort(effort)
     with _no_collector():
         p = problem(snapshot, target.max_bindings)
-        pricer = Pricer(p, target)
-        color = colors(p)
-        fused = two_step(p, pricer, color)
-        two_steps = totals(fused)
-        draft = start(p, pricer, greedy(p, node_costs(p, pricer, fused=True)))
-        search = Search(draft, bounds, color)
-        search.run()
-        if fused.cost < draft.cost:
-            draft, search = fused, Search(fused, bounds, color)
-            search.run()
-        selection = decode(draft, graph)
-        table: list[Choice] = choices(search, explain)
-        report = ExtractionReport(
-            name=graph.name,
-            target=target.name,
-            nodes=sum(len(p.candidates[c]) for c in p.live),
-            classes=len(p.live),
-            orbits=len(search.members),
-            traced=as_traced(graph, target),
-            greedy=two_steps,
-            joint=totals(draft),
-            stored=sum(k >= 0 for k in draft.kern),
-            inlined=sum(bool(q) and k < 0 for q, k in zip(draft.inside, draft.kern, strict=True)),
-            recomputed=sum(len(q) > 1 and k < 0 for q, k in zip(draft.inside, draft.kern, strict=True)),
-            choices=tuple(table),
-        )
+        search, two_steps = improve(p, Pricer(p, target), effort)
+        selection = decode(search.draft, graph)
+        report = _report(search, two_steps, graph, choices(search, explain))
     return selection, report
+
+
+def improve(p: Problem, pricer: Pricer, effort: int) -> tuple[Search, Totals]:
+    """The finished search, and what choosing first and fusing afterwards would have cost."""
+    bounds, color = _effort(effort), colors(p)
+    fused = two_step(p, pricer, color)
+    two_steps = totals(fused)
+    draft = start(p, pricer, greedy(p, node_costs(p, pricer, fused=True)))
+    search = Search(draft, bounds, color)
+    search.run()
+    if fused.cost < draft.cost:
+        search = Search(fused, bounds, color)
+        search.run()
+    return search, two_steps
+
+
+def _report(
+    search: Search, two_steps: Totals, graph: Graph, table: list[Choice]
+) -> ExtractionReport:
+    p, d = search.p, search.draft
+    computed = [c for c in p.live if d.inside[c] and d.kern[c] < 0]
+    return ExtractionReport(
+        name=graph.name,
+        target=d.pricer.target.name,
+        nodes=sum(len(p.candidates[c]) for c in p.live),
+        classes=len(p.live),
+        orbits=len(search.members),
+        traced=as_traced(graph, d.pricer.target),
+        greedy=two_steps,
+        joint=totals(d),
+        stored=sum(k >= 0 for k in d.kern),
+        inlined=len(computed),
+        recomputed=sum(len(d.inside[c]) > 1 for c in computed),
+        choices=tuple(table),
+    )
 
 
 def _effort(rounds: int) -> Effort:
@@ -69,7 +83,8 @@ def _effort(rounds: int) -> Effort:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """The search makes millions of short-lived tuples, which the collector would scan again and again."""
+    """The search makes millions of short-lived tuples, which the collector would scan again and
+    again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -104,7 +119,9 @@ def decode(draft: Draft, graph: Graph) -> Selection:
     for k in _depth_first(draft):
         priced = draft.kernels[k]
         outs = dict.fromkeys(stored_base(nodes[c]) for c in priced.outs)
-        new = tuple(n for n in outs if n not in written)  # equal values that the e-graph did not know to be equal
+        new = tuple(
+            n for n in outs if n not in written
+        )  # equal values that the e-graph did not know to be equal
         written.update(new)
         if new:
             operands = dict.fromkeys(nodes[c] for c in priced.operands)
@@ -114,7 +131,8 @@ def decode(draft: Draft, graph: Graph) -> Selection:
 
 
 def _nodes(draft: Draft) -> dict[int, Node]:
-    """The node of each class that the program uses; views become reshapes, so that they name stored memory."""
+    """The node of each class that the program uses; views become reshapes, so that they name stored
+    memory."""
     p = draft.p
     snapshot = p.snapshot
     nodes: dict[int, Node] = {}

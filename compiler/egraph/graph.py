@@ -1,7 +1,8 @@
 """The extraction problem: a snapshot pruned, condensed and turned into arrays of numbers.
 
-E-nodes and e-classes keep the snapshot's numbers. Each e-node has a role (how it behaves inside a kernel), each
-reduction and broadcast a flat pattern: its dimensions merged into kept and reduced runs, unit dimensions dropped.
+E-nodes and e-classes keep the snapshot's numbers. Each e-node has a role (how it behaves inside a
+kernel), each reduction and broadcast a flat pattern: its dimensions merged into kept and reduced
+runs, unit dimensions dropped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ ANCHORS = frozenset((RED, CONTRACT, OPAQUE, GET))  # values that a kernel is bui
 MOVES = frozenset((MOVE, VIEW, BCAST, TRANS))
 STORABLE = frozenset((EW, MOVE, TRANS, RED, CONTRACT, OPAQUE, GET))
 
+# Kinds with a template besides elementwise, movement and reductions. Others stay only where nothing
+# else is equal.
+LOWERED = frozenset((Kind.CONTRACT, Kind.SCATTER, Kind.TUPLE, Kind.GET))
 MOST_KIDS = 6  # operands of a condensed elementwise e-node
 MOST_ABSORBED = 24  # e-nodes in one
 
@@ -40,10 +44,11 @@ class Pattern:
 class Problem:
     """What extraction chooses from.
 
-    By e-node: `role`, `kids` (none for a constant, those of the whole chain for a condensed e-node), `weight` (EW, MOVE,
-    RED: flops an element; CONTRACT, OPAQUE, TUP: flops in all), `mark` (RED, BCAST: the pattern; TRANS: the permutation;
-    GET: the result's number), `size` (e-nodes it stands for), `label` (equal for equal ops). By e-class: `candidates`,
-    `numel`, `itemsize`. `live` are the classes that extraction can reach, operands first where there is no cycle.
+    By e-node: `role`, `kids` (none for a constant, those of the whole chain for a condensed
+    e-node), `weight` (EW, MOVE, RED: flops an element; CONTRACT, OPAQUE, TUP: flops in all), `mark`
+    (RED, BCAST: the pattern; TRANS: the permutation; GET: the result's number), `size` (e-nodes it
+    stands for), `label` (equal for equal ops). By e-class: `candidates`, `numel`, `itemsize`.
+    `live` are the classes that extraction can reach, operands first where there is no cycle.
     """
 
     snapshot: Snapshot
@@ -60,8 +65,10 @@ class Problem:
     roots: list[int]
     live: list[int] = field(default_factory=list)
     patterns: list[Pattern] = field(default_factory=list)
-    across: dict[int, int] = field(default_factory=dict)  # a row pattern and the column pattern of the same matrix
-    results: dict[int, list[int]] = field(default_factory=dict)  # classes that may be a GET of a tuple class
+    # a row pattern and the column pattern of the same matrix
+    across: dict[int, int] = field(default_factory=dict)
+    # classes that may be a GET of a tuple class
+    results: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def classes(self) -> int:
@@ -72,7 +79,8 @@ class Problem:
 
 
 def problem(snapshot: Snapshot, max_bindings: int, condense: bool = True) -> Problem:
-    """The arrays of a snapshot. E-nodes that no kernel with `max_bindings` bindings can run are left out."""
+    """The arrays of a snapshot. E-nodes that no kernel with `max_bindings` bindings can run are
+    left out."""
     p = _classified(snapshot)
     _prune(p, max_bindings)
     if condense:
@@ -87,7 +95,7 @@ def problem(snapshot: Snapshot, max_bindings: int, condense: bool = True) -> Pro
 
 
 def runs(shape: Sequence[int], kept: Sequence[bool]) -> Runs:
-    """The flat pattern: `f32[4, 8, 1, 16]` reduced over its last two axes is kept 32, reduced 16."""
+    """The flat pattern: f32[4, 8, 1, 16] reduced over its last two axes is kept 32, reduced 16."""
     out: list[tuple[bool, int]] = []
     for n, k in zip(shape, kept, strict=True):
         if n == 1:
@@ -100,7 +108,8 @@ def runs(shape: Sequence[int], kept: Sequence[bool]) -> Runs:
 
 
 def is_view(op: Op, result: Type, operands: Sequence[Type]) -> bool:
-    """True when an op only renames its operand: the elements stay where they are in row-major order."""
+    """True when an op only renames its operand: the elements stay where they are in row-major
+    order."""
     match op:
         case Reshape():
             return True
@@ -126,7 +135,9 @@ def _role(op: Op, result: Type | TupleType, operands: Sequence[Type]) -> int:
         case Kind.ELEMENTWISE:
             return EW
         case Kind.MOVE:
-            return BCAST if isinstance(op, Broadcast) else TRANS if isinstance(op, Transpose) else MOVE
+            return (
+                BCAST if isinstance(op, Broadcast) else TRANS if isinstance(op, Transpose) else MOVE
+            )
         case Kind.REDUCE:
             return RED
         case Kind.CONTRACT:
@@ -136,7 +147,9 @@ def _role(op: Op, result: Type | TupleType, operands: Sequence[Type]) -> int:
         case Kind.GET:
             return GET
         case _:
-            raise CompileError(f"extraction does not know ops of kind {op.kind.value}, got {op.name}")
+            raise CompileError(
+                f"extraction does not know ops of kind {op.kind.value}, got {op.name}"
+            )
 
 
 def _classified(snapshot: Snapshot) -> Problem:
@@ -144,7 +157,8 @@ def _classified(snapshot: Snapshot) -> Problem:
     number: dict[object, int] = {}
     table: dict[Runs, int] = {}
     p = Problem(
-        snapshot, [], list(snapshot.kids), [], [], [1] * len(snapshot.ops), [], [], [[] for _ in types],
+        snapshot, [], list(snapshot.kids), [], [], [1] * len(snapshot.ops), [], [],
+        [[] for _ in types],
         [0 if isinstance(t, TupleType) else t.size for t in types],
         [4 if isinstance(t, TupleType) else t.dtype.size for t in types],
         list(dict.fromkeys(snapshot.roots)),
@@ -157,16 +171,22 @@ def _classified(snapshot: Snapshot) -> Problem:
         p.label.append(number.setdefault(result if leaf else op, len(number)))
         p.weight.append(_weight(op, role, result, operands))
         p.mark.append(_mark(p, table, number, op, role, result, operands))
-        moved = [k for k in op.perm if operands[0].shape[k] != 1] if isinstance(op, Transpose) else []  # type: ignore[union-attr]
+        moved = (
+            [k for k in op.perm if operands[0].shape[k] != 1] if isinstance(op, Transpose) else []
+        )  # type: ignore[union-attr]
         p.strided.append(bool(moved) and moved[-1] != max(moved))
         p.candidates[snapshot.cls[i]].append(i)
     return p
 
 
-def _weight(op: Op, role: int, result: Type | TupleType, operands: Sequence[Type | TupleType]) -> float:
+def _weight(
+    op: Op, role: int, result: Type | TupleType, operands: Sequence[Type | TupleType]
+) -> float:
     if role in (EW, CONTRACT, OPAQUE, TUP):
         total = op.flops(result, *operands)  # type: ignore[arg-type]
-        return total / max(1, result.size) if role == EW and isinstance(result, Type) else float(total)
+        return (
+            total / max(1, result.size) if role == EW and isinstance(result, Type) else float(total)
+        )
     if role == MOVE:
         return 2.0 * len(operands)  # a condition or a loaded place each
     return 1.0 if role == RED else 0.0
@@ -198,7 +218,8 @@ def _mark(
 
 
 def _prune(p: Problem, max_bindings: int) -> None:
-    """Leave e-nodes that have a finite term, once each; leaves and constants stand alone in their class."""
+    """Leave e-nodes that have a finite term, once each; leaves and constants stand alone in their
+    class."""
     snapshot, role = p.snapshot, p.role
     seen: set[tuple[int, int, tuple[int, ...]]] = set()
     for c, nodes in enumerate(p.candidates):
@@ -213,18 +234,26 @@ def _prune(p: Problem, max_bindings: int) -> None:
         p.candidates[c] = kept
     ready, alone = _well_founded(p)
     for c, nodes in enumerate(p.candidates):
-        p.candidates[c] = [alone[c]] if c in alone else [n for n in nodes if n in ready]
+        found = [alone[c]] if c in alone else [n for n in nodes if n in ready]
+        lowered = [n for n in found if role[n] != OPAQUE or snapshot.ops[n].kind in LOWERED]
+        p.candidates[c] = lowered or found
     _find_live(p)
     for c in p.live:
         if not p.candidates[c]:
-            names = ", ".join(sorted({op.name for op, k in zip(snapshot.ops, snapshot.cls, strict=True) if k == c}))
+            names = ", ".join(
+                sorted(
+                    {op.name for op, k in zip(snapshot.ops, snapshot.cls, strict=True) if k == c}
+                )
+            )
             raise CompileError(
-                f"no kernel with {max_bindings} bindings computes {snapshot.types[c]} by {names}: too many operands"
+                f"no kernel with {max_bindings} bindings computes {snapshot.types[c]} by {names}:"
+                " too many operands"
             )
 
 
 def _well_founded(p: Problem) -> tuple[set[int], dict[int, int]]:
-    """E-nodes all of whose kids have a finite term, and the one e-node of each class that is a leaf or constant.
+    """E-nodes all of whose kids have a finite term, and the one e-node of each class that is a leaf
+    or constant.
 
     Movement of constants becomes a constant on the way.
     """
@@ -271,11 +300,14 @@ def _find_live(p: Problem) -> None:
             elif c not in state:
                 state[c] = True
                 stack.append((c, True))
-                stack.extend((k, False) for n in p.candidates[c] for k in p.kids[n] if k not in state)
+                stack.extend(
+                    (k, False) for n in p.candidates[c] for k in p.kids[n] if k not in state
+                )
 
 
 def _bypass(p: Problem) -> None:
-    """Let readers see through views, which change nothing inside a kernel, and forget operands that are constant."""
+    """Let readers see through views, which change nothing inside a kernel, and forget operands that
+    are constant."""
     single = [nodes[0] if len(nodes) == 1 else -1 for nodes in p.candidates]
     base = list(range(p.classes))
     for c in p.live:  # operands first, or a cycle of views, which has other e-nodes
@@ -291,7 +323,8 @@ def _bypass(p: Problem) -> None:
 
 
 def _condense(p: Problem) -> None:
-    """Make an elementwise value with one e-node and one reader part of that reader: storing it never pays."""
+    """Make an elementwise value with one e-node and one reader part of that reader: storing it
+    never pays."""
     role, kids, snapshot = p.role, p.kids, p.snapshot
     single = [nodes[0] if len(nodes) == 1 else -1 for nodes in p.candidates]
     readers: dict[int, set[int]] = {}
@@ -311,7 +344,9 @@ def _condense(p: Problem) -> None:
             inner = single[x]
             if inner < 0 or role[inner] != EW or len(readers[x]) > 1 or x in roots:
                 continue
-            merged = tuple(dict.fromkeys(z for k in kids[n] for z in (kids[inner] if k == x else (k,))))
+            merged = tuple(
+                dict.fromkeys(z for k in kids[n] for z in (kids[inner] if k == x else (k,)))
+            )
             if len(merged) > MOST_KIDS or p.size[n] + p.size[inner] > MOST_ABSORBED:
                 continue
             kids[n] = merged

@@ -1,4 +1,4 @@
-"""The first choice of e-nodes: greedy over shared subgraphs, before anything is known of kernels."""
+"""The first choice of e-nodes: greedy over shared subgraphs, knowing nothing of kernels."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ def node_costs(p: Problem, pricer: Pricer, fused: bool) -> list[float]:
         elif fused and role == RED:
             cost = 0.3 * (profile.launch + moved / profile.bandwidth)
         else:
-            busy = pricer.busy(n, False, False) if role in (CONTRACT, TUP) else 0.0
+            busy = pricer.busy(n) if role in (CONTRACT, TUP) else 0.0
             cost = profile.launch + max(moved / profile.bandwidth, busy)
         out.append(cost)
     return out
 
 
 def greedy(p: Problem, cost: list[float]) -> list[int]:
-    """An e-node a live class such that the classes that a class needs, each counted once, cost little.
+    """An e-node a live class such that the classes that a class needs, each counted once, cost
+    little.
 
     Sets of needed classes are bounded to a window of depth, so that memory grows linearly.
     """

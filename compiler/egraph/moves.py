@@ -1,12 +1,12 @@
-"""The moves around one class, by kind, each with a key that is the same in every class of its orbit.
+"""The moves around one class, by kind, each with a key that all classes of its orbit share.
 
-    tuple       an op with several results for all of them, also for those that are views or computed some other way
-    inline      no longer stored: its readers compute it
-    merge       its kernel and a reader's become one
-    sibling     two kernels with a common operand become one
-    flip        another e-node
-    put         a kernel near it stores it: one that computes it, reads it, or makes what it is computed from
-    recompute   a value computed in several kernels is stored
+tuple       an op with several results for all of them, views of results among them
+inline      no longer stored: its readers compute it
+merge       its kernel and a reader's become one
+sibling     two kernels with a common operand become one
+flip        another e-node
+put         a kernel nearby stores it: one that computes or reads it, or makes its operands
+recompute   a value computed in several kernels is stored
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from .graph import ANCHORS, BCAST, CONTRACT, EW, GET, MOVE, RED, TRANS, VIEW, Problem
+from .graph import ANCHORS, BCAST, CONTRACT, EW, GET, MOVE, RED, TRANS, VIEW
+from .legal import MOST_OUTPUTS
 from .plan import NEW, Draft, Move
-from .price import MOST_OUTPUTS
 
 MoveKind = Literal["tuple", "inline", "merge", "sibling", "flip", "put", "recompute"]
 Key = tuple[object, ...]
@@ -29,7 +29,8 @@ class Moves:
     def __init__(self, draft: Draft, color: list[int]) -> None:
         self.draft, self.p, self.color = draft, draft.p, color
         self.views: dict[int, list[tuple[int, int]]] = {}  # of a class: (class, e-node)
-        self.tuples: dict[int, list[int]] = {}  # tuple classes that a class may come from, views included
+        # tuple classes that a class, or what it is a view of, may come from
+        self.tuples: dict[int, list[int]] = {}
         for c in self.p.live:
             for n in self.p.candidates[c]:
                 if self.p.role[n] in (TRANS, VIEW):
@@ -95,9 +96,9 @@ class Moves:
             if q == k or (q < k and len(other.outs) == 1):
                 continue  # tried from the other side
             bindings = len(mine.outs) + len(other.outs) + len({*mine.operands, *other.operands})
-            if len(mine.outs) + len(other.outs) <= MOST_OUTPUTS and self._fit(k, q):
-                if bindings <= d.pricer.target.max_bindings:
-                    out.append((self.kernel_key(q), Move(merge=(k, q))))
+            few = len(mine.outs) + len(other.outs) <= MOST_OUTPUTS
+            if few and bindings <= d.pricer.target.max_bindings and self._fit(k, q):
+                out.append((self.kernel_key(q), Move(merge=(k, q))))
         return out
 
     def _flip(self, c: int) -> list[tuple[Key, Move]]:
@@ -150,7 +151,8 @@ class Moves:
         return near
 
     def _same_rows(self, near: set[int], n: int) -> set[int]:
-        """Kernels that reduce the rows of reduction n, among those that read what kernels nearby read."""
+        """Kernels that reduce the rows of reduction n, among those that read what kernels nearby
+        read."""
         d, p = self.draft, self.p
         patterns = (p.mark[n], p.across.get(p.mark[n], -1))
         return {
@@ -182,7 +184,9 @@ class Moves:
         return [
             (
                 (p.label[n],),
-                Move(flips=(*flips, (t, n)) if d.choice[t] != n else tuple(flips), drop=tuple(drop)),
+                Move(
+                    flips=(*flips, (t, n)) if d.choice[t] != n else tuple(flips), drop=tuple(drop)
+                ),
             )
             for n in p.candidates[t]
             if all(d.choice[k] >= 0 for k in p.kids[n])
@@ -218,5 +222,7 @@ class Moves:
             shape = p.patterns[mine]
             return kernel.full in (shape.rows, shape.rows * shape.length)
         if p.role[n] == CONTRACT:
-            return kernel.pattern < 0 and (c == kernel.anchor or (kernel.anchor < 0 and size == kernel.full))
+            return kernel.pattern < 0 and (
+                c == kernel.anchor or (kernel.anchor < 0 and size == kernel.full)
+            )
         return size in (kernel.full, kernel.rows)

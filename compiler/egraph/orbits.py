@@ -1,4 +1,4 @@
-"""Orbits: classes that look alike in the e-graph, such as the same place in every layer of a model."""
+"""Orbits: classes that look alike in the e-graph, such as one place in all layers of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HUB = 12  # a class with more readers says nothing about each of them
 
 
 def colors(p: Problem, rounds: int = 8) -> list[int]:
-    """A color a class, by refinement over e-nodes below and readers above; equal colors mean equal surroundings.
+    """A color a class, refined by the e-nodes below and the readers above; alike are equal colors.
 
     The names of inputs and the contents of constants do not count, only their types.
     """
@@ -30,9 +30,15 @@ def colors(p: Problem, rounds: int = 8) -> list[int]:
     for _ in range(rounds):
         new = [-1] * p.classes
         for c in p.live:
-            below = tuple(sorted({(p.label[n], *[color[k] for k in p.kids[n]]) for n in p.candidates[c]}))
+            below = tuple(
+                sorted({(p.label[n], *[color[k] for k in p.kids[n]]) for n in p.candidates[c]})
+            )
             users = readers.get(c, ())
-            above = tuple(sorted((op, place, color[u]) for op, place, u in users)) if len(users) <= HUB else ()
+            above = (
+                tuple(sorted((op, place, color[u]) for op, place, u in users))
+                if len(users) <= HUB
+                else ()
+            )
             new[c] = intern((color[c], below, above))
         color = new
         found = len({color[c] for c in p.live})

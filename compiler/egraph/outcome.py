@@ -1,4 +1,5 @@
-"""What extraction reports: costs of three ways to compile the program, and why each choice fell as it did."""
+"""What extraction reports: costs of three ways to compile the program, and why each choice fell as
+it did."""
 
 from __future__ import annotations
 
@@ -39,10 +40,11 @@ class ExtractionReport:
     def __str__(self) -> str:
         return "\n".join(
             [
-                f"extraction {self.name} for {self.target}: {self.nodes} e-nodes in {self.classes} classes,"
-                f" {self.orbits} of them unlike",
+                f"extraction {self.name} for {self.target}: {self.nodes} e-nodes"
+                f" in {self.classes} classes, {self.orbits} of them unlike",
                 *_programs(self),
-                f"  stored {self.stored} classes, inlined {self.inlined}, {self.recomputed} of these in several kernels",
+                f"  stored {self.stored} classes, inlined {self.inlined},"
+                f" {self.recomputed} of these in several kernels",
                 *_choices(self.choices),
             ]
         )
@@ -80,14 +82,19 @@ def _choices(choices: tuple[Choice, ...]) -> list[str]:
         first = True
         for other in choice.others:
             lost = "-" if other.loss is None else f"{other.loss / 1e3:.1f}"
-            head = (f"c{choice.cls} {choice.type}", str(choice.times), choice.chosen) if first else ("", "", "")
+            head = (
+                (f"c{choice.cls} {choice.type}", str(choice.times), choice.chosen)
+                if first
+                else ("", "", "")
+            )
             rows.append((*head, other.text, lost, other.why))
             first = False
     return aligned(rows, left=6, right=(1, 4))
 
 
 def aligned(rows: list[tuple[str, ...]], left: int, right: tuple[int, ...] = ()) -> list[str]:
-    """Rows as columns two spaces apart; the first `left` columns flush left but for `right`, the others right."""
+    """Rows as columns two spaces apart; the first `left` columns flush left but for `right`, the
+    others right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         ("  " + "  ".join(

@@ -1,8 +1,8 @@
 """Local search over drafts: sweeps of moves, orbit by orbit, and kicks out of local minima.
 
-A move is tried on one representative of each distinct state in an orbit; only what gains there is tried on the other
-members, each with its own trial, so costs are exact. Effort is bounded by counts, never by a clock: equal inputs give
-equal results.
+A move is tried on one representative of each distinct state in an orbit; only what gains there is
+tried on the other members, each with its own trial, so costs are exact. Effort is bounded by
+counts, never by a clock: equal inputs give equal results.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from .greedy import order_of
 from .moves import Key, MoveKind, Moves
 from .orbits import colors
 from .plan import Draft, Move
+from .step import trial
 
 SWEEPS: tuple[MoveKind, ...] = ("tuple", "inline", "merge", "sibling", "flip", "tuple", "put")
 KICKS: tuple[MoveKind, ...] = ("flip", "recompute")
+CROWD = 8  # kernels that compute a value
 LOCAL: tuple[MoveKind, ...] = ("merge", "put", "inline", "sibling")
 
 
@@ -50,7 +52,9 @@ class Search:
         for orbit in self.members.values():
             orbit.sort(key=lambda c: (position.get(c, len(position)), c))
         self.orbits = sorted(self.members.values(), key=lambda m: -position.get(m[len(m) // 2], -1))
-        self.version = dict.fromkeys(self.members, 0)  # of an orbit: grows when something changes around it
+        self.version = dict.fromkeys(
+            self.members, 0
+        )  # of an orbit: grows when something changes around it
         self.done: dict[tuple[MoveKind, bool, int], int] = {}
         self.missed: dict[tuple[MoveKind, int, Key], tuple[float, int]] = {}
         self.kicked: dict[tuple[MoveKind, int, Key], int] = {}
@@ -64,7 +68,9 @@ class Search:
             before = self.draft.cost
             accepted = sum(self.sweep(kind) for kind in SWEEPS)
             if self.effort.kick:
-                accepted += sum(self.sweep(kind, kick=True) for kind in KICKS) + self.kick_near_misses()
+                accepted += (
+                    sum(self.sweep(kind, kick=True) for kind in KICKS) + self.kick_near_misses()
+                )
             if not accepted or before - self.draft.cost < self.effort.enough * before:
                 break
 
@@ -80,15 +86,24 @@ class Search:
                     key = self.attempt(c, kind, None, kick)
                     if key is None:
                         break
-                    accepted += 1 + sum(self.attempt(x, kind, key, kick) is not None for x in orbit if x != c)
+                    accepted += 1 + sum(
+                        self.attempt(x, kind, key, kick) is not None for x in orbit if x != c
+                    )
             self.done[kind, kick, color] = self.version[color]
         return accepted
 
-    def attempt(self, c: int, kind: MoveKind, only: Key | None = None, kick: bool = False) -> Key | None:
-        """Try moves around a class (those with key `only`, if given) until one is accepted: its key."""
+    def attempt(
+        self, c: int, kind: MoveKind, only: Key | None = None, kick: bool = False
+    ) -> Key | None:
+        """Try moves around a class (those with key `only`, if given) until one is accepted: its
+        key."""
         for key, move in self.moves.around(c, kind):
-            if (only is not None and key != only) or (kick and kind == "flip" and self._same_value(move)):
+            if (only is not None and key != only) or (
+                kick and kind == "flip" and self._same_value(move)
+            ):
                 continue
+            if kick and len(self.draft.inside[c]) > CROWD:
+                continue  # a number that many kernels compute: dear to try, and nothing to gain
             touched = self.kick(move) if kick else self._try(move)
             if touched:
                 self.draft.commit()
@@ -101,7 +116,7 @@ class Search:
         return None
 
     def _try(self, move: Move) -> set[int]:
-        return self.draft.touched if self.draft.trial(move) else set()
+        return self.draft.touched if trial(self.draft, move) else set()
 
     def _same_value(self, move: Move) -> bool:
         """True for a flip to another view of the same value, which a kick cannot help."""
@@ -119,10 +134,11 @@ class Search:
     # -- kicks
 
     def kick(self, move: Move) -> set[int]:
-        """Force a move, descend around it and keep the result if the total fell: the classes touched."""
+        """Force a move, descend around it and keep the result if the total fell: the classes
+        touched."""
         d = self.draft
         mark = d.mark()
-        if d.trial(move, force=True) and d.cost <= mark.cost + self.slack:
+        if trial(d, move, force=True) and d.cost <= mark.cost + self.slack:
             touched = set(d.touched)
             self.descend(sorted(c for c in touched if d.kern[c] >= 0), touched)
             if d.cost < mark.cost - 1e-6:
@@ -141,7 +157,7 @@ class Search:
             if not self.moves.is_live(c):
                 continue
             for kind in LOCAL:
-                if any(d.trial(move) for _, move in self.moves.around(c, kind)):
+                if any(trial(d, move) for _, move in self.moves.around(c, kind)):
                     accepted += 1
                     touched |= d.touched
                     new = [x for x in sorted(d.touched) if d.kern[x] >= 0 and x not in waiting]
@@ -197,7 +213,13 @@ class Search:
         if n < 0:
             return None
         outs = sorted(self.color[o] for q in d.inside[c] for o in d.kernels[q].outs)
-        return d.kern[c] >= 0, p.label[n], tuple(self.color[k] for k in p.kids[n]), len(d.readers[c]), tuple(outs)
+        return (
+            d.kern[c] >= 0,
+            p.label[n],
+            tuple(self.color[k] for k in p.kids[n]),
+            len(d.readers[c]),
+            tuple(outs),
+        )
 
     def _role(self, c: int) -> int:
         return self.p.role[self.draft.choice[c]] if self.draft.choice[c] >= 0 else -1

@@ -1,0 +1,212 @@
+"""One move under way: what it makes dirty is priced first, linked when all of it is legal."""
+
+from __future__ import annotations
+
+from .graph import ANCHORS, BCAST, CONST, GET, LEAF, VIEW
+from .plan import NEW, Draft, Move
+from .price import Priced
+
+MOST_DIRTY = 120  # kernels that one move may change
+MOST_PRICED = 400  # kernels that one move may have priced
+EPSILON = 1e-6  # ns
+
+
+def trial(draft: Draft, move: Move, force: bool = False) -> bool:
+    """Make a move if it is legal and cheaper (or legal, when forced); else leave all as it was."""
+    mark = draft.mark()
+    step = Step(draft)
+    draft.loss = None
+    if step.apply(move) and step.settle():
+        gain = mark.cost - draft.cost
+        if not force and gain <= EPSILON:
+            draft.loss = -gain, sum(old.cost for old in step.old.values() if old)
+        elif draft.sort(step.finish()):
+            draft.touched = step.touched()
+            return True
+    draft.rollback(mark)
+    return False
+
+
+class Step:
+    """One move under way: kernels it made dirty are priced before any is linked, since most moves
+    fail there."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.outs: dict[int, list[int]] = {}  # outputs of kernels touched so far
+        self.old: dict[int, Priced | None] = {}
+        self.dirty: set[int] = set()
+        self.changed: set[int] = set()
+        self.flipped: set[int] = set()
+        self.revived: set[int] = set()
+        self.tuples: dict[int, int] = {}
+
+    def touch(self, k: int) -> None:
+        if k not in self.outs:
+            priced = self.old[k] = self.draft.kernels.get(k)
+            self.outs[k] = list(priced.outs) if priced else []
+        self.dirty.add(k)
+
+    def store(self, c: int, k: int) -> None:
+        """Let kernel k store class c; -1: nobody."""
+        d = self.draft
+        before = d.kern[c]
+        if before >= 0:
+            self.touch(before)
+            self.outs[before].remove(c)
+        if k >= 0:
+            self.touch(k)
+            self.outs[k].append(c)
+        d.place(c, k)
+        for q in d.inside[c]:
+            self.touch(q)
+        for q in d.readers[c]:
+            self.touch(q)
+
+    def apply(self, move: Move) -> bool:
+        d, role = self.draft, self.draft.p.role
+        self.flipped = {c for c, _ in move.flips}
+        for c, n in move.flips:
+            d.choose(c, n)
+        for c, n in move.flips:
+            for q in d.inside[c]:
+                self.touch(q)
+            if not self._anchor(c) or not all(self.revive(k) for k in d.p.kids[n]):
+                return False
+        if self.flipped & d.chain:
+            self._move_roots()
+        for c, n in move.flips:
+            if d.kern[c] >= 0 and (
+                role[n] in (VIEW, LEAF) or (role[n] in (BCAST, CONST) and c not in d.must)
+            ):
+                self.store(c, -1)
+        for c in move.drop:
+            self.store(c, -1)
+        for c, k in move.put:
+            self.store(c, d.new_kernel() if k == NEW else k)
+        if move.merge:
+            self._merge(*move.merge)
+        return len(self.dirty) <= MOST_DIRTY
+
+    def _anchor(self, c: int) -> bool:
+        """A class that just became an anchor is stored, the results of one op together."""
+        d = self.draft
+        n = d.choice[c]
+        if d.p.role[n] == GET:
+            k = self._kernel_of(d.p.kids[n][0])
+            if d.kern[c] != k:
+                self.store(c, k)
+        elif d.p.role[n] in ANCHORS and d.kern[c] < 0:
+            self.store(c, d.new_kernel())
+        return True
+
+    def _kernel_of(self, t: int) -> int:
+        """A kernel that stores results of tuple t and has room for one more."""
+        d, p = self.draft, self.draft.p
+        k = self.tuples.get(t, -1)
+        if k < 0:
+            stored = (
+                d.kern[x] for x in p.results.get(t, ())
+                if d.kern[x] >= 0 and x not in self.flipped and p.role[d.choice[x]] == GET
+                and p.kids[d.choice[x]][0] == t
+            )  # fmt: skip
+            k = next(stored, -1)
+        if k >= 0:
+            now = self.outs[k] if k in self.outs else d.kernels[k].outs
+            if len(now) + len(set(p.kids[d.choice[t]])) >= d.pricer.target.max_bindings:
+                k = -1
+        if k < 0:
+            k = d.new_kernel()
+        self.tuples[t] = k
+        return k
+
+    def revive(self, c: int) -> bool:
+        """Make a class that was not part of the program one: anchors stored, the rest computed
+        where used."""
+        d, p = self.draft, self.draft.p
+        stack = [c]
+        while stack:
+            c = stack.pop()
+            if d.kern[c] >= 0 or d.inside[c] or c in self.revived:
+                continue
+            self.revived.add(c)
+            if d.choice[c] < 0:
+                return False
+            if not self._anchor(c):
+                return False
+            stack.extend(p.kids[d.choice[c]])
+        return True
+
+    def _move_roots(self) -> None:
+        d = self.draft
+        before = d.must
+        d.find_roots()
+        for c in d.must:
+            if d.kern[c] < 0:
+                self.store(c, d.new_kernel())
+        for c in before:
+            if c not in d.must and d.kern[c] >= 0 and not d.readers[c]:
+                self.store(c, -1)
+
+    def _merge(self, into: int, other: int) -> None:
+        d, both = self.draft, {into, other}
+        for k in (into, other):
+            for c in list(d.kernels[k].outs):
+                if d.readers[c] and c not in d.must and d.readers[c] <= both:
+                    self.store(c, -1)  # read inside only
+                elif k != into:
+                    self.store(c, into)
+
+    def settle(self) -> bool:
+        """Price and link dirty kernels and drop what nobody reads, until nothing changes; False
+        when illegal."""
+        d = self.draft
+        orphans: set[int] = set()
+        priced_kernels = 0
+        while self.dirty:
+            batch = sorted(self.dirty, reverse=True)
+            self.dirty.clear()
+            priced_kernels += len(batch)
+            if priced_kernels > MOST_PRICED:
+                return False
+            new: list[Priced | None] = []
+            for k in batch:
+                priced = d.pricer.price(self.outs[k], d.choice, d.kern) if self.outs[k] else None
+                if priced is None and self.outs[k]:
+                    return False
+                new.append(priced)
+            for k, priced in zip(batch, new, strict=True):
+                if k in d.kernels:
+                    orphans.update(d.unlink(k).operands)
+                if priced is None:
+                    self.changed.discard(k)
+                else:
+                    d.link(k, priced)
+                    self.changed.add(k)
+                    orphans.update(self.outs[k])
+            if not self.dirty:
+                for c in sorted(orphans):
+                    if d.kern[c] >= 0 and not d.readers[c] and c not in d.must:
+                        self.store(c, -1)
+                orphans = set()
+        return True
+
+    def finish(self) -> list[int]:
+        """Give new kernels a place in the order; the changed kernels."""
+        d = self.draft
+        changed = sorted(self.changed)
+        for k in changed:
+            if self.old[k] is None:
+                before = (
+                    d.order[d.kern[o]][0] for o in d.kernels[k].operands if d.kern[o] in d.order
+                )
+                d.tick += 1
+                d.rank(k, (max(before, default=0), d.tick))
+        for k in self.old:
+            if k not in d.kernels and k in d.order:
+                d.rank(k, None)
+        return changed
+
+    def touched(self) -> set[int]:
+        now = (self.draft.kernels.get(k) for k in self.old)
+        return {c for v in (*self.old.values(), *now) if v for c in v.body + v.operands}

@@ -1,0 +1,103 @@
+"""The work of a kernel: how often each value is computed, how much of each operand is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..types import Type
+from .graph import BCAST, CONTRACT, EW, MOVE, OPAQUE, RED, TRANS, TUP, Problem
+from .legal import FULL, TRANSPOSED, Body
+
+TILE_SIDE = 64  # of a contraction: a tile of one side computes the elements of the other side
+VECTOR = 4  # elements that an invocation computes
+
+
+@dataclass(slots=True)
+class Work:
+    """Counts for one kernel. `anchors` are (e-node, is a transposed, is b transposed)."""
+
+    touched: dict[int, int]  # elements of a class that are read or written
+    need: dict[int, int]  # times that a value is computed
+    passes: dict[int, int]  # bit i: needed in pass i over a row
+    across: set[int]  # classes read or written across their last axis
+    flops: float = 0.0  # elementwise
+    anchors: list[tuple[int, bool, bool]] = field(default_factory=list)
+
+
+def measure(p: Problem, b: Body, deepest: int) -> Work:
+    """The work of a kernel, from its outputs down.
+
+    With `deepest` > 0 a row does not stay on chip: it is read again in every pass that needs it,
+    one for each of the `deepest` dependent reductions and one to store elements.
+    """
+    numel, choice = p.numel, b.choice
+    last = 1 << deepest
+    w = Work(
+        touched={c: numel[c] for c in b.outs},
+        need={c: numel[c] for c in b.outs},
+        passes={c: last if deepest and is_whole(b.space[c]) else 1 for c in b.outs},
+        across={c for c in b.outs if b.space[c] >= TRANSPOSED and p.strided[choice[c]]},
+    )
+    for c in reversed(b.classes):
+        _descend(p, b, w, c, deepest)
+    return w
+
+
+def is_whole(space: int) -> bool:
+    """True for spaces with a value for each element of a row."""
+    return space == FULL or space >= TRANSPOSED
+
+
+def _descend(p: Problem, b: Body, w: Work, c: int, deepest: int) -> None:
+    """Add what class c does, and what it needs of its operands."""
+    n = b.choice[c]
+    role, kids, numel = p.role[n], p.kids[n], p.numel
+    need, touched, passes = w.need, w.touched, w.passes
+    m, t, when = need.get(c, 0), touched.get(c, 0), passes.get(c, 1)
+    strided = c in w.across
+    if role in (EW, MOVE):
+        w.flops += p.weight[n] * m * when.bit_count()
+    elif role == RED:
+        m = t = b.full
+        when = 1 << b.level[c] - 1 if deepest else 1
+        w.flops += p.weight[n] * m
+    elif role == BCAST:
+        if p.mark[n] == b.main:
+            m, when = b.rows, 1  # once a row
+        elif numel[kids[0]] == 1:
+            m = -(-m // VECTOR)  # once an invocation
+    elif role == TRANS:
+        strided = strided or p.strided[n]
+    elif role in (CONTRACT, OPAQUE, TUP):
+        _descend_anchor(p, b, w, c)
+        return
+    for k in kids:
+        passes[k] = passes.get(k, 0) | when
+        if need.get(k, 0) < m:
+            need[k] = m
+        if role == MOVE:  # each reads a part of its own
+            touched[k] = min(numel[k], touched.get(k, 0) + t)
+        elif touched.get(k, 0) < t:
+            touched[k] = min(numel[k], t)
+        if strided:
+            w.across.add(k)
+
+
+def _descend_anchor(p: Problem, b: Body, w: Work, c: int) -> None:
+    n = b.choice[c]
+    kids = p.kids[n]
+    moved = [k in b.space and p.role[b.choice[k]] == TRANS for k in kids[:2]]
+    w.anchors.append((n, *moved, *(False,) * (2 - len(moved))))  # type: ignore[arg-type]
+    for k, again in zip(kids, _rereads(p, n), strict=True):
+        w.passes[k] = 1
+        w.need[k] = max(w.need.get(k, 0), p.numel[k] * again)
+        w.touched[k] = p.numel[k]
+
+
+def _rereads(p: Problem, n: int) -> list[int]:
+    """How often an anchor computes an element of each operand: once a tile of the other side."""
+    if p.role[n] != CONTRACT:
+        return [1] * len(p.kids[n])
+    result = p.snapshot.types[p.snapshot.cls[n]]
+    assert isinstance(result, Type)
+    return [-(-result.shape[-1] // TILE_SIDE), -(-result.shape[-2] // TILE_SIDE)]

@@ -1,0 +1,185 @@
+"""The judge of extraction on small graphs: every legal kernel is enumerated, then HiGHS picks the
+cheapest set.
+
+Each kernel may choose its own e-nodes, so the optimum is a lower bound on what extraction can find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_matrix
+
+from eggpu.compiler.egraph.graph import CONTRACT, GET, LEAF, RED, STORABLE, VIEW, Problem
+from eggpu.compiler.egraph.price import Pricer
+
+STORED = 0  # the number of "some other kernel", during enumeration
+
+
+@dataclass(frozen=True)
+class Option:
+    """A legal kernel at the least price for its outputs and operands."""
+
+    outs: tuple[int, ...]
+    operands: frozenset[int]
+    cost: float
+
+
+def best_cost(p: Problem, pricer: Pricer, outputs: int = 2, limit: int = 1_000_000) -> float:
+    """The least total cost of kernels with at most `outputs` outputs. MemoryError beyond `limit`
+    kernels tried."""
+    options = _undominated(_Enumeration(p, pricer, limit).run(outputs))
+    return _solve(p, options)
+
+
+class _Enumeration:
+    def __init__(self, p: Problem, pricer: Pricer, limit: int) -> None:
+        self.p, self.pricer, self.left = p, pricer, limit
+        self.choice = [-1] * p.classes
+        self.kern = [-1] * p.classes
+        self.best: dict[tuple[tuple[int, ...], frozenset[int]], float] = {}
+        self.storable = [c for c in p.live if any(p.role[n] in STORABLE for n in p.candidates[c])]
+        known = set(self.storable)
+        roots = (_base(p, r) for r in p.roots)
+        self.storable += [r for r in dict.fromkeys(roots) if r not in known and not _is_leaf(p, r)]
+
+    def run(self, outputs: int) -> list[Option]:
+        below = {c: self._cone(c) for c in self.storable}
+        for count in range(1, outputs + 1):
+            for outs in combinations(self.storable, count):
+                if (
+                    all(any(self._near(below, a, b) for b in outs if b != a) for a in outs)
+                    or count == 1
+                ):
+                    self._kernels(outs)
+        return [Option(outs, operands, cost) for (outs, operands), cost in self.best.items()]
+
+    def _near(self, below: dict[int, set[int]], a: int, b: int) -> bool:
+        """Two outputs that share nothing gain nothing but a launch, which the third output of both
+        would gain as well."""
+        shared = below[a] & below[b]
+        return a in below[b] or b in below[a] or any(self.p.numel[c] > 1 for c in shared)
+
+    def _cone(self, c: int) -> set[int]:
+        seen, stack = {c}, [c]
+        while stack:
+            for n in self.p.candidates[stack.pop()]:
+                new = [k for k in self.p.kids[n] if k not in seen]
+                seen.update(new)
+                stack.extend(new)
+        return seen
+
+    def _kernels(self, outs: tuple[int, ...]) -> None:
+        for _ in self._expand(outs, outs, frozenset()):
+            priced = self.pricer.price(outs, self.choice, self.kern)
+            if priced is not None:
+                key = outs, frozenset(priced.operands)
+                self.best[key] = min(self.best.get(key, np.inf), priced.cost)
+
+    def _expand(
+        self, agenda: tuple[int, ...], outs: tuple[int, ...], anchors: frozenset[int]
+    ) -> Iterator[None]:
+        """Every way to store or compute what is on the agenda; `anchors` are patterns, or the one
+        other anchor."""
+        p = self.p
+        while agenda and (self.choice[agenda[-1]] >= 0 or self.kern[agenda[-1]] == STORED):
+            agenda = agenda[:-1]
+        if not agenda:
+            self.left -= 1
+            if self.left < 0:
+                raise MemoryError("too many kernels to enumerate")
+            yield
+            return
+        c, rest = agenda[-1], agenda[:-1]
+        if c not in outs and c in self.storable:
+            # the walk asks for the role of a stored class too: any of its e-nodes will do
+            self.kern[c], self.choice[c] = STORED, p.candidates[c][0]
+            yield from self._expand(rest, outs, anchors)
+            self.kern[c], self.choice[c] = -1, -1
+        for n in p.candidates[c]:
+            new = anchors | self._anchor(c, n)
+            if len(new) > 1 and (min(new) < 0 or len(new) > 2):
+                continue
+            self.choice[c] = n
+            yield from self._expand(rest + p.kids[n], outs, new)
+            self.choice[c] = -1
+
+    def _anchor(self, c: int, n: int) -> frozenset[int]:
+        role = self.p.role[n]
+        if role == RED:
+            return frozenset([self.p.mark[n]])
+        if role in (CONTRACT, GET):
+            return frozenset([-1 - (c if role == CONTRACT else self.p.kids[n][0])])
+        return frozenset()
+
+
+def _undominated(options: list[Option]) -> list[Option]:
+    """Without kernels that read more than another of the same outputs and cost no less."""
+    by_outs: dict[tuple[int, ...], list[Option]] = {}
+    for option in sorted(options, key=lambda o: (o.cost, len(o.operands), sorted(o.operands))):
+        kept = by_outs.setdefault(option.outs, [])
+        if not any(other.operands <= option.operands for other in kept):
+            kept.append(option)
+    return [o for kept in by_outs.values() for o in kept]
+
+
+def _is_leaf(p: Problem, c: int) -> bool:
+    return all(p.role[n] == LEAF for n in p.candidates[c])
+
+
+def _base(p: Problem, c: int) -> int:
+    while all(p.role[n] == VIEW for n in p.candidates[c]):
+        c = p.kids[p.candidates[c][0]][0]
+    return c
+
+
+def _solve(p: Problem, options: list[Option]) -> float:
+    """Kernels x, stored classes s, positions t: s[o] >= x; t[out] > t[operand] where x; sum of x
+    that store c >= s[c]."""
+    classes = sorted({c for o in options for c in o.outs})
+    place = {c: i for i, c in enumerate(classes)}
+    kernels, count = len(options), len(classes)
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    least: list[float] = []
+
+    def add(terms: list[tuple[int, float]], at_least: float) -> None:
+        for column, value in terms:
+            rows.append(len(least))
+            columns.append(column)
+            values.append(value)
+        least.append(at_least)
+
+    for j, option in enumerate(options):
+        for o in sorted(option.operands & place.keys()):
+            add([(kernels + place[o], 1), (j, -1)], 0)
+            for out in option.outs:
+                later, earlier = kernels + count + place[out], kernels + count + place[o]
+                add([(later, 1), (earlier, -1), (j, -count - 1)], -count)
+    for c in classes:
+        makers = [(j, 1.0) for j, option in enumerate(options) if c in option.outs]
+        add([*makers, (kernels + place[c], -1)], 0)
+    low, high = np.zeros(kernels + 2 * count), np.ones(kernels + 2 * count)
+    high[kernels + count :] = count
+    for root in p.roots:
+        base = _base(p, root)
+        if not _is_leaf(p, base):
+            low[kernels + place[base]] = 1
+    cost, integer = np.zeros(kernels + 2 * count), np.zeros(kernels + 2 * count)
+    cost[:kernels], integer[:kernels] = [o.cost for o in options], 1
+    matrix = coo_matrix((values, (rows, columns)), shape=(len(least), kernels + 2 * count)).tocsr()
+    constraints = LinearConstraint(matrix, least, np.inf)
+    found = milp(
+        cost,
+        constraints=constraints,
+        bounds=Bounds(low, high),
+        integrality=integer,
+        options={"mip_rel_gap": 1e-6, "time_limit": 60},
+    )
+    assert found.success, found.message
+    return float(found.fun)
