@@ -101,7 +101,8 @@ def _run(roots: Sequence[Node], known: Mapping[Node, Any], precision: Precision)
 
 def _between(roots: Sequence[Node], known: Mapping[Node, Any]) -> list[Node]:
     """The nodes under `roots` down to `known` ones, operands first, without recursion."""
-    done, order = set(known), []
+    done: set[Node] = set(known)
+    order: list[Node] = []
     stack = [(r, False) for r in reversed(roots)]
     while stack:
         node, ready = stack.pop()

@@ -10,9 +10,9 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def registry() -> dict[str, Entry]:
 
     A class whose name is made of its `combine` has one entry for each combination.
     """
-    found = {name: Entry(lambda op=op: op, {}, {}) for name, op in ELEMENTWISE.items()}
+    found = {name: Entry(partial(_same, op), {}, {}) for name, op in ELEMENTWISE.items()}
     for kind in _classes():
         hints = get_type_hints(kind)
         types = {f.name: hints[f.name] for f in fields(kind) if f.compare}
@@ -57,6 +57,10 @@ def registry() -> dict[str, Entry]:
                 object.__setattr__(op, "combine", combine)
                 found[op.name] = Entry(kind, {"combine": combine}, types)
     return found
+
+
+def _same(op: Op) -> Op:
+    return op
 
 
 def _classes() -> Iterator[type[Op]]:
@@ -120,7 +124,7 @@ def _value(label: str) -> str:
 def _input(graph: Graph, position: int, name: str) -> str:
     node = graph.inputs[position]
     given = node.op.attributes()
-    unusual = []
+    unusual: list[str] = []
     if given["position"] != position:
         unusual.append(f"position={given['position']}")
     if _value(given["label"]) != name:
@@ -130,8 +134,9 @@ def _input(graph: Graph, position: int, name: str) -> str:
 
 
 def _call(node: Node, names: Mapping[Node, str]) -> str:
-    fixed = registry()[node.op.name].fixed if node.op.name in registry() else {}
-    given = [(k, v) for k, v in node.op.attributes().items() if k not in fixed]
+    entry = registry().get(node.op.name)
+    implied = entry.fixed if entry else ()
+    given = [(k, v) for k, v in node.op.attributes().items() if k not in implied]
     parts = [*(names[o] for o in node.operands), *(f"{k}={_shown(v)}" for k, v in given)]
     return f"{node.op.name}({', '.join(parts)})"
 
@@ -145,7 +150,7 @@ def _shown(value: Any) -> str:
         case str():
             return _word(value)
         case tuple():
-            return f"[{', '.join(map(_shown, value))}]"
+            return f"[{', '.join(map(_shown, cast('tuple[Any, ...]', value)))}]"
         case _:
             return str(int(value))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from eggpu.compiler.errors import CompileError, IRError
 from eggpu.compiler.ir import Graph, Kind, Node, make
-from eggpu.compiler.ops import ELEMENTWISE, concat, constant, dot, input_node, reduce, reshape
-from eggpu.compiler.schedule.assemble import assemble
+from eggpu.compiler.ops import ELEMENTWISE, concat, constant, dot, input_node, reduce, reshape, swap
+from eggpu.compiler.schedule.assemble import _Memory, assemble
 from eggpu.compiler.schedule.kernel import KernelSource, Scratch, Stored
 from eggpu.compiler.schedule.memory import Item, Named, aligned, lay_out, most_alive, pair
 from eggpu.compiler.schedule.order import dependencies, frugal, stable
@@ -284,6 +284,28 @@ def test_an_order_that_frees_memory_early_is_taken() -> None:
     verify_plan(plan, FLOOR)
     assert [k.name for k in plan.kernels][:4] == ["concat", "sum", "concat", "sum"]
     assert sum(plan.arena) == 1024 + 5 * 256 + 4
+
+
+def test_updates_follow_their_gradients() -> None:
+    """Backward through a chain of products: no gradient waits for the end of the program."""
+    x, *weights = [input_node(i, f"w.{i}", Type((16, 16), f32)) for i in range(9)]
+    hidden = [x]
+    for w in weights:
+        hidden.append(tanh(dot(hidden[-1], w)))
+    cotangent, updates = hidden[-1], []
+    for w, h in zip(weights[::-1], hidden[-2::-1]):
+        gradient = dot(swap(h), cotangent)
+        updates.append(add(add(w, w), gradient))  # w + w could run at once
+        cotangent = dot(cotangent, swap(w))
+    names = tuple(f"0.w.{i}" for i in range(1, 9))
+    graph = graph_of([x, *weights], [*updates[::-1], cotangent], range(1, 9), (*names, "cotangent"))
+    plan = assemble(each(graph), FLOOR, lower)
+    verify_plan(plan, FLOOR)
+    assert sum(b.place[0] == "input" and b.role == "output" for b in plan.buffers) == 8
+    one = 16 * 16 * 4
+    assert sum(plan.arena) <= (8 + 4) * one + 256  # activations, and what one layer needs
+    in_order = _Memory(Program(each(graph), FLOOR, lower), range(len(plan.kernels)), FLOOR)
+    assert in_order.nbytes > sum(plan.arena) + one
 
 
 def test_the_plain_order_is_kept_when_no_other_is_better() -> None:

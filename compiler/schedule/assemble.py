@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ..errors import IRError
 from ..ir import Node
 from ..types import DTYPES
 from .kernel import KernelSource
-from .memory import Item, aligned, lay_out
+from .memory import Item, Layout, aligned, lay_out, most_alive
 from .order import Step
 from .plan import Access, Binding, Buffer, Constant, Kernel, Plan
 from .program import Array, Lower, Program
@@ -29,8 +30,9 @@ def assemble(selection: Selection, target: Target, lower: Lower) -> Plan:
     large for the target.
     """
     program = Program(selection, target, lower)
-    memories = [_Memory(program, order, target) for order in program.orders()]
-    return min(memories, key=lambda m: m.nbytes).plan()
+    given, *others = [_Memory(program, order, target) for order in program.orders()]
+    best = min(others, key=lambda m: m.alive, default=given)
+    return min(given, best, key=lambda m: m.nbytes).plan()
 
 
 class _Memory:
@@ -39,7 +41,7 @@ class _Memory:
     def __init__(self, program: Program, order: Sequence[int], target: Target) -> None:
         self.program = program
         self.steps = [program.steps[k] for k in order]
-        self.alignment = target.offset_alignment
+        self.alignment, self.limit = target.offset_alignment, target.max_buffer_bytes
         self.first_write: dict[int, int] = {}
         self.last_read: dict[int, int] = {}
         self.last_use: dict[int, int] = {}
@@ -52,14 +54,22 @@ class _Memory:
         self.slot_of: dict[int, int] = {}
         for k in range(len(self.steps)):
             self._allocate(k)
-        self.layout = lay_out(self.slots, self.alignment, target.max_buffer_bytes)
+        values = enumerate(program.values)
+        self.made = sum(v.nbytes for i, v in values if v.role == "output" and i not in self.over)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return lay_out(self.slots, self.alignment, self.limit)
 
     @property
     def nbytes(self) -> int:
         """Bytes of scratch and of results that get memory of their own."""
-        values = enumerate(self.program.values)
-        made = sum(v.nbytes for i, v in values if v.role == "output" and i not in self.over)
-        return self.layout.nbytes + made
+        return self.layout.nbytes + self.made
+
+    @property
+    def alive(self) -> int:
+        """`nbytes` for a layout without gaps."""
+        return most_alive(self.slots, self.alignment) + self.made
 
     def _may_overwrite(self, output: int, input_: int) -> bool:
         write, read = self.first_write.get(output, -1), self.last_read.get(input_, -1)
@@ -187,10 +197,10 @@ class _Buffers:
     """The plan's buffers and constants, numbered as they are asked for."""
 
     memory: _Memory
-    buffers: list[Buffer] = field(default_factory=list)
-    constants: list[Constant] = field(default_factory=list)
-    _numbers: dict[int, int] = field(default_factory=dict)
-    _names: set[str] = field(default_factory=set)
+    buffers: list[Buffer] = field(default_factory=list[Buffer])
+    constants: list[Constant] = field(default_factory=list[Constant])
+    _numbers: dict[int, int] = field(default_factory=dict[int, int])
+    _names: set[str] = field(default_factory=set[str])
 
     def number(self, value: int) -> int:
         """The buffer of a value."""

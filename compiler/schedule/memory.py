@@ -70,7 +70,7 @@ class _Block:
     """A block while it fills: ranges (offset, end, first kernel, last kernel) by offset."""
 
     size: int = 0
-    ranges: list[tuple[int, int, int, int]] = field(default_factory=list)
+    ranges: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
 
     def fit(self, item: Item, alignment: int, limit: int) -> tuple[int, int, int] | None:
         """(growth of the block, bytes of the gap left over, offset): the best place for `item`."""
@@ -128,6 +128,9 @@ class Named:
         return tuple(re.findall(r"\w+", self.name))
 
 
+Key = tuple[str, int, tuple[str, ...], tuple[int, ...] | None]
+
+
 def pair(
     outputs: Sequence[Named], inputs: Sequence[Named], legal: Callable[[int, int], bool]
 ) -> dict[int, int]:
@@ -141,7 +144,7 @@ def pair(
     longest = max((len(x.path) for x in (*outputs, *inputs)), default=0)
     for length in range(longest, -1, -1):
         for same_shape in (True, False):
-            free: dict[tuple, list[int]] = {}
+            free: dict[Key, list[int]] = {}
             for x in inputs:
                 if x.value not in taken and len(x.path) >= length:
                     free.setdefault(_key(x, length, same_shape), []).append(x.value)
@@ -156,5 +159,5 @@ def pair(
     return chosen
 
 
-def _key(x: Named, length: int, same_shape: bool) -> tuple:
+def _key(x: Named, length: int, same_shape: bool) -> Key:
     return (x.dtype, x.nbytes, x.path[len(x.path) - length :], x.shape if same_shape else None)

@@ -96,6 +96,21 @@ def frugal(before: Before, steps: Sequence[Step], scratch: Mapping[int, int]) ->
     return _run(before, _Memory(steps, scratch))
 
 
+def lazy(before: Before, steps: Sequence[Step], scratch: Mapping[int, int]) -> list[int]:
+    """`frugal` from the end to the start; of equals, the step at the end of the longest path.
+
+    So a step that only reads inputs runs as late as it can, and an update follows its gradient.
+    """
+    depth: dict[int, int] = {}
+    for k in stable(before):
+        depth[k] = 1 + max((depth[j] for j in before[k]), default=0)
+    after: Before = [set() for _ in steps]
+    for k, earlier in enumerate(before):
+        for j in earlier:
+            after[j].add(k)
+    return _run(after, _Memory(steps, scratch), [(-depth[k], -k) for k in range(len(steps))])[::-1]
+
+
 class _Given:
     """Every step is as good as another."""
 
@@ -107,52 +122,56 @@ class _Given:
 
 
 class _Memory:
-    """Bytes that a step adds to the live memory, kept up to date as steps run."""
+    """Bytes that a step adds to live memory, as steps run: a value lives from first to last use."""
 
     def __init__(self, steps: Sequence[Step], scratch: Mapping[int, int]) -> None:
         self._scratch = scratch
-        self._made = [[v for v in s.writes if v in scratch] for s in steps]
-        self._used = [
-            list(dict.fromkeys(v for v in (*s.reads, *s.writes) if v in scratch)) for s in steps
-        ]
+        used = [dict.fromkeys((*s.reads, *s.writes)) for s in steps]
+        self._used = [[v for v in values if v in scratch] for values in used]
         self._users: dict[int, set[int]] = {}
-        for k, used in enumerate(self._used):
-            for value in used:
+        for k, values in enumerate(self._used):
+            for value in values:
                 self._users.setdefault(value, set()).add(k)
         self._alive: set[int] = set()
 
     def cost(self, step: int) -> int:
-        made = sum(self._scratch[v] for v in self._made[step] if v not in self._alive)
+        made = sum(self._scratch[v] for v in self._used[step] if v not in self._alive)
         freed = sum(self._scratch[v] for v in self._used[step] if len(self._users[v]) == 1)
         return made - freed
 
     def ran(self, step: int) -> Iterable[int]:
-        """Notes that `step` ran; gives the steps whose cost changed."""
-        self._alive.update(self._made[step])
+        """Notes that `step` ran; gives the steps that cost less now."""
         changed: set[int] = set()
         for value in self._used[step]:
             users = self._users[value]
             users.discard(step)
-            if len(users) == 1 or value in self._made[step]:
+            if len(users) == 1 or value not in self._alive:
                 changed |= users
+            self._alive.add(value)
         return changed
 
 
-def _run(before: Before, costs: _Given | _Memory) -> list[int]:
+def _run(
+    before: Before, costs: _Given | _Memory, ranks: Sequence[tuple[int, int]] | None = None
+) -> list[int]:
+    """A legal order: always the cheapest of the steps that may run; of equals the least in rank."""
+    ranks = ranks or [(k, 0) for k in range(len(before))]
     after: list[list[int]] = [[] for _ in before]
     waits = [len(b) for b in before]
     for k, earlier in enumerate(before):
         for j in earlier:
             after[j].append(k)
-    ready = [(costs.cost(k), k) for k, n in enumerate(waits) if n == 0]
+    ready = [(costs.cost(k), ranks[k], k) for k, n in enumerate(waits) if n == 0]
     heapq.heapify(ready)
-    done, order = [False] * len(before), []
+    done = [False] * len(before)
+    order: list[int] = []
     while ready:
-        cost, k = heapq.heappop(ready)
-        now = 0 if done[k] else costs.cost(k)
-        if not done[k] and cost != now:
-            heapq.heappush(ready, (now, k))
-        if done[k] or cost != now:
+        cost, rank, k = heapq.heappop(ready)
+        if done[k]:
+            continue
+        now = costs.cost(k)
+        if cost != now:
+            heapq.heappush(ready, (now, rank, k))
             continue
         done[k] = True
         order.append(k)
@@ -161,6 +180,6 @@ def _run(before: Before, costs: _Given | _Memory) -> list[int]:
             waits[j] -= 1
             if waits[j] == 0:
                 changed.append(j)
-        for j in dict.fromkeys(changed):
-            heapq.heappush(ready, (costs.cost(j), j))
+        for j in changed:
+            heapq.heappush(ready, (costs.cost(j), ranks[j], j))
     return order

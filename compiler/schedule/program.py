@@ -11,7 +11,7 @@ from ..ir import Graph, Kind, Node
 from ..types import DTYPES
 from .kernel import KernelSource, Scratch, Stored
 from .memory import Named, aligned, pair
-from .order import Step, dependencies, free_early, frugal, stable
+from .order import Step, dependencies, free_early, frugal, lazy, stable
 from .plan import Role
 from .selection import Group, Selection, stored_base
 from .target import Target
@@ -132,7 +132,7 @@ class Program:
             given,
             stable(early),
             frugal(early, self.steps, scratch),
-            frugal(self.before, self.steps, scratch),
+            lazy(early, self.steps, scratch),
         ]
         return [order for k, order in enumerate(found) if order not in found[:k]]
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import types
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from ..errors import IRError
 from .plan import Plan
@@ -30,13 +30,14 @@ def plan_from_json(text: str) -> Plan:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise IRError(f"a saved plan is JSON text, got {text[:40]!r}: {error}") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    saved = cast("dict[str, Any]", document if isinstance(document, dict) else {})
+    if saved.get("format") != FORMAT:
         raise IRError(f"a saved plan has the format {FORMAT!r}, got {text[:40]!r}")
-    if document.get("version") != VERSION:
-        raise IRError(f"a saved plan needs version {VERSION}, got {document.get('version')!r}")
-    content = document.get("plan")
+    if saved.get("version") != VERSION:
+        raise IRError(f"a saved plan needs version {VERSION}, got {saved.get('version')!r}")
+    content = saved.get("plan")
     plan = _decode(Plan, content, "plan")
-    if document.get("digest") != _digest(content):
+    if saved.get("digest") != _digest(content):
         raise IRError("a saved plan was changed after it was written: its digest does not fit")
     return plan
 
@@ -47,15 +48,13 @@ def _digest(content: Any) -> str:
 
 
 def _encode(value: Any) -> Any:
-    match value:
-        case bytes():
-            return base64.b64encode(value).decode()
-        case tuple():
-            return [_encode(v) for v in value]
-        case _ if dataclasses.is_dataclass(value):
-            return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        case _:
-            return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, tuple):
+        return [_encode(v) for v in cast("tuple[Any, ...]", value)]
+    if dataclasses.is_dataclass(value):
+        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value
 
 
 @cache

@@ -176,7 +176,7 @@ def memory_map(plan: Plan) -> str:
 def _totals_by_role(plan: Plan) -> list[str]:
     own = {b.place: b for b in plan.buffers if b.place[0] != "arena"}.values()
     names = {"input": "arguments", "output": "results of their own", "constant": "constants"}
-    lines = []
+    lines: list[str] = []
     for kind, name in names.items():
         sizes = [b.nbytes for b in own if b.place[0] == kind]
         if sizes:

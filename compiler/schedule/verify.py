@@ -137,7 +137,7 @@ def _by(sizes: tuple[int, int, int]) -> str:
 class _Region:
     """What a device buffer holds: sorted, disjoint ranges (start, end, number of a buffer)."""
 
-    ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    ranges: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
 
     def holds(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """The ranges that meet [start, end)."""
