@@ -9,6 +9,7 @@ from pathlib import Path
 from . import render
 
 _CALL = re.compile(r"\beg_\w+(?=\()")
+_DEFINED = re.compile(r"\bfn (eg_\w+)\(")
 _DEFINITION = re.compile(r"^fn (eg_\w+)\(.*?^}$", re.MULTILINE | re.DOTALL)
 
 
@@ -27,8 +28,10 @@ def functions(text: str) -> str:
     """The definitions of the library functions that `text` needs, called ones first."""
     known, done = definitions(), dict[str, str]()
 
+    present = set(_DEFINED.findall(text))
+
     def visit(name: str) -> None:
-        if name in done:
+        if name in done or name in present:
             return
         if name not in known:
             raise KeyError(f"templates/lib has no function {name}")
@@ -38,6 +41,5 @@ def functions(text: str) -> str:
         done[name] = known[name]
 
     for name in _CALL.findall(text):
-        if not re.search(rf"\bfn {name}\(", text):
-            visit(name)
+        visit(name)
     return "\n".join(done.values())

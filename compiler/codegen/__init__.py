@@ -8,7 +8,9 @@ from ..schedule.kernel import KernelSource
 from ..schedule.selection import Group
 from ..schedule.space import analyze
 from ..schedule.target import Target
+from .contract import lower_contract
 from .elementwise import lower_elementwise
+from .rewrite import without_windows
 from .rowwise import lower_rows
 from .source import Job
 
@@ -20,11 +22,14 @@ def lower(group: Group, target: Target, *, hints: Mapping[str, object] | None = 
     """
     memory = {o: o for o in group.operands if o not in group.outputs}
     job = Job(group, target, memory, {}, hints or {})
-    analysis = analyze(group)
+    job = without_windows(job)
+    analysis = analyze(job.group)
     match analysis.kind:
         case "map":
             return lower_elementwise(job)
         case "rows":
             return lower_rows(job, analysis)
+        case "contract":
+            return lower_contract(job, analysis)
         case _:
             raise NotImplementedError(analysis.kind)

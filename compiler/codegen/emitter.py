@@ -63,8 +63,16 @@ class Emitter:
         self.place: Callable[[Node], tuple[Index, ...] | None] = lambda node: None
         self.variables: dict[str, Value] = {LANE: Value(_LANES, vector=True)}
         self.phase = 0
+        self.prefix = ""
         self._names = 0
         self._reads: dict[Node, int] = {}
+
+    def child(self, prefix: str) -> Emitter:
+        """An emitter of other statements of the same kernel, whose names begin with `prefix`."""
+        other = Emitter((), self.memory)
+        other.accesses, other.outputs, other._reads = self.accesses, self.outputs, self._reads
+        other.prefix, other.phase = prefix, self.phase
+        return other
 
     # ---- blocks
 
@@ -92,7 +100,7 @@ class Emitter:
 
     def fresh(self, prefix: str) -> str:
         self._names += 1
-        return f"{prefix}_{self._names}"
+        return f"{self.prefix}{prefix}_{self._names}"
 
     def let(self, key: object, prefix: str, text: str, depth: int, vector: bool) -> Value:
         """`text` under a new name, remembered under `key` while its block lasts."""
@@ -192,7 +200,7 @@ class Emitter:
         """Whether the source holds: known from the ranges, or a WGSL bool."""
         parts: list[Value] = []
         for position, lower, upper in source.condition:
-            if position.hi < lower or position.lo >= upper:
+            if position.hi < lower or position.lo >= upper or upper <= lower:
                 return False
             if position.lo >= lower and position.hi < upper:
                 continue

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..ir import Kind, Node, make, rebuild
-from ..ops.leaf import Input
-from ..ops.move import reshape
-from ..ops.reduce import Reduce
+from ..ir import Kind, Node
 from ..schedule.kernel import KernelSource, Scratch, Stored
-from ..schedule.selection import Group, body
+from ..schedule.selection import Group
 from ..schedule.space import PURE, Analysis, analyze
 from .elementwise import lower_elementwise
 from .geometry import Geometry, fits, geometry, split, worthwhile
+from .rewrite import partial_input, replaced, summed
 from .rowkernel import row_kernel
 from .source import Job
 
@@ -122,21 +120,11 @@ def _combine(
     """The kernel that combines segments and computes what follows for each row."""
     memory, new = dict(job.memory), dict[Node, Node]()
     for k, (node, scratch) in enumerate(segments.items()):
-        given = make(Input(-1 - k, scratch.label, scratch.shape, scratch.dtype))
+        given = partial_input(scratch, k)
         memory[given] = scratch
-        axis = 1 if g.along else 0
-        total = given if g.segments == 1 else make(Reduce(node.op.combine, (axis,)), given)  # type: ignore[attr-defined]
-        new[node] = reshape(total, node.shape)
-    for node in _body(outputs, memory):
-        if node not in new:
-            new[node] = rebuild(node, [new.get(o, o) for o in node.operands])
-    stores = {new[o]: held[o] if o in held else job.held_by(o) for o in outputs}
-    part = job.part([new[o] for o in outputs], memory=memory, stores=stores)
+        new[node] = summed(scratch, given, node.op.combine, 1 if g.along else 0, node)  # type: ignore[attr-defined]
+    part = replaced(job, outputs, new, memory, held)
     analysis = analyze(part.group)
     if analysis.kind == "map":
         return lower_elementwise(part)
     return [row_kernel(part, analysis, geometry(analysis.pattern, job.target))]
-
-
-def _body(outputs: Sequence[Node], memory: Mapping[Node, Stored]) -> list[Node]:
-    return body(Group(tuple(outputs), tuple(memory)))

@@ -50,8 +50,8 @@ def finish(
 ) -> KernelSource:
     """The kernel whose statements `emitter` holds; `values` fill the template."""
     accesses, outputs = emitter.accesses, emitter.outputs
+    text = render(template, library="", header="", **values)
     check_limits(job, len(accesses), grid, workgroup)
-    text = render(template, library="", **values)
     library = functions(text)
     text = spell(f"{library}\n\n{text}" if library else text, [a.vector for a in accesses])
     used = {a.dtype for a in accesses}
