@@ -12,6 +12,7 @@ from .contract import lower_contract
 from .elementwise import lower_elementwise
 from .rewrite import without_windows
 from .rowwise import lower_rows
+from .scatter import lower_scatter
 from .source import Job
 
 
@@ -31,5 +32,7 @@ def lower(group: Group, target: Target, *, hints: Mapping[str, object] | None = 
             return lower_rows(job, analysis)
         case "contract":
             return lower_contract(job, analysis)
+        case "scatter":
+            return lower_scatter(job, analysis)
         case _:
             raise NotImplementedError(analysis.kind)

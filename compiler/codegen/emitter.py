@@ -48,6 +48,7 @@ class Access:
     dtype: str
     size: int
     vector: bool = False  # some access is of four aligned elements
+    atomic: bool = False
     at: list[tuple[Index, int]] = field(default_factory=list)  # flat indexes and the pass in which they stand
 
 
@@ -174,7 +175,7 @@ class Emitter:
 
     def _move(self, node: Node, at: tuple[Index, ...]) -> Value:
         def load(operand: int, where: tuple[Index, ...], bound: int) -> Index:
-            return self._given(node.operands[operand], where, bound)
+            return self.position(node.operands[operand], where, bound)
 
         types = [o.type for o in node.operands]
         sources = node.op.sources(at, types, load)  # type: ignore[attr-defined]
@@ -221,7 +222,7 @@ class Emitter:
         known = self.known(key)
         return known or self.let(key, "inside", " & ".join(texts), max(p.depth for p in parts), vector)
 
-    def _given(self, node: Node, at: tuple[Index, ...], bound: int) -> Index:
+    def position(self, node: Node, at: tuple[Index, ...], bound: int) -> Index:
         """The position that an integer node names: below 0 from the end, clipped into [0, bound)."""
         if bound == 1:
             return Index()

@@ -64,7 +64,7 @@ def finish(
         text=text,
         writes=tuple(a.stored for a in accesses[:outputs]),
         reads=tuple(a.stored for a in accesses[outputs:]),
-        elements=tuple(storage_type(a.dtype, a.vector) for a in accesses),
+        elements=tuple("atomic<u32>" if a.atomic else storage_type(a.dtype, a.vector) for a in accesses),
         grid=grid,
         workgroup=workgroup,
         flops=flops if flops is not None else total_flops(body(job.group)),
