@@ -1,7 +1,7 @@
 """The one Jinja environment: WGSL templates in, WGSL text out.
 
-A template is WGSL first. Directives are line comments (`//% for ...`), template comments start with `//#`.
-How a template reads and writes its operands is the caller's business: see `protocol`.
+A template is WGSL first. Directives are line comments (`//% for ...`), template comments start with
+`//#`. How a template reads and writes its operands is the caller's business: see `protocol`.
 """
 
 from __future__ import annotations
@@ -63,5 +63,8 @@ _environment.filters["f32"] = number
 
 
 def render(name: str, **values: Any) -> str:
-    """The WGSL of template `name` ("contract_cpu.wgsl.j2"); a value that is missing raises UndefinedError."""
+    """The WGSL of template `name`, such as "contract_cpu.wgsl.j2".
+
+    A value that the template needs and does not get raises jinja2.UndefinedError.
+    """
     return _indented(_environment.get_template(name).render(**values))

@@ -1,12 +1,12 @@
 """How a heavy template reads operands and writes results: through callables that return WGSL lines.
 
-The code generator inlines prologues, epilogues, transposes, broadcasts and masks in these callables,
-so one template serves them all. Rules for the text they return:
+The code generator inlines prologues, epilogues, transposes, broadcasts and masks in these
+callables, so one template serves them all. Rules for the text they return:
 
-* Coordinates are WGSL u32 expressions (mostly names), and in range; the template clamps and guards.
+* Coordinates are WGSL u32 expressions, mostly names, and in range: the template clamps and guards.
 * `Load` ends by declaring `let {result}`. Further names it declares start with `{result}_`.
-* `Store` text is put in a scope of its own; it may declare any name that does not shadow its coordinates.
-* Loads may stand in loops and in divergent branches: no barriers, no subgroup operations, no derivatives.
+* `Store` text stands in a scope of its own; it may declare names other than its coordinates.
+* Loads may stand in loops and in divergent branches: no barriers and no subgroup operations.
 * Bindings, constants and functions that the text needs go into the render value `header`.
 """
 
@@ -39,10 +39,12 @@ class Load(Protocol):
 
 class Store(Protocol):
     def __call__(self, coords: tuple[str, ...], value: str, vec: int = 1) -> str:
-        """WGSL lines that apply the epilogue to `value` (f32, or vec4<f32> along the last axis) and write it.
+        """WGSL lines that apply the epilogue to `value` and write it.
 
-        contraction   (batch, m, n); with split-K the batch coordinate is split * batch_count + batch
-                      and the value is a partial sum
+        The value is f32, or with vec=4 vec4<f32> along the last axis.
+
+        contraction   (batch, m, n); with split-K the value is a partial sum and the batch
+                      coordinate is split * batch_count + batch
         attention     store_o, store_dq (bh, query, d); store_dk, store_dv (bh, key, d)
         """
         ...
@@ -55,7 +57,7 @@ class StoreRow(Protocol):
 
 
 def swapped(values: dict[str, Any]) -> dict[str, Any]:
-    """The render values of the transposed product c^T = b^T a^T, for a contraction with few columns.
+    """The render values of the transposed product c^T = b^T a^T: for few columns.
 
     Wraps `load` and `store`, exchanges M with N and the vector axes. Four results side by side then
     lie along m, so results are stored one by one.

@@ -1,4 +1,4 @@
-"""Contraction and attention templates on the device against NumPy in float64, at odd shapes, with every mask."""
+"""Contraction and attention templates on the device against NumPy in float64, at odd shapes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def device() -> wgpu.GPUDevice:
 
 @dataclass(frozen=True)
 class Operand:
-    """An array as a kernel sees it: logical axes in `order` of the stored ones, maybe four at a time."""
+    """An array as a kernel sees it: stored with its axes in `order`, bound as vec4 or not."""
 
     name: str
     data: Array  # with logical axes

@@ -1,7 +1,8 @@
-"""Legal tilings of the heavy kernels on a target, best first: pure integers, no WGSL and no device.
+"""Legal tilings of contractions on a target, best first: pure integers, no WGSL and no device.
 
-A `Tile` names a template and the values that it needs besides the operands. Its efficiency is the share of the
-template's best flop rate that the shape can reach; it orders candidates and feeds the cost model.
+A `Tile` names a template and the values that it needs besides the operands. Its efficiency is the
+share of the template's best flop rate that the shape can reach; it orders candidates and feeds the
+cost model.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from .target import Target
 
 NVIDIA_WORKGROUP_BYTES = 48 << 10  # more hangs in the NVIDIA driver, without an error
 
+Value = int | str | bool | tuple[int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """One way to run a contraction or an attention kernel.
 
-    `params` are render values of `template` (the grid's among them: `grid`). With `swap`, the operands' values go
-    through `templates.swapped` first. With `splits` > 1 the kernel writes [splits, batch, m, n] partial sums, which
-    another kernel adds up.
+    `params` are render values of `template`, the grid among them. With `swap`, the operands' values
+    go through `templates.swapped` first. With `splits` > 1 the kernel writes [splits, batch, m, n]
+    partial sums, which another kernel adds up.
     """
 
     template: str
-    params: tuple[tuple[str, object], ...]
+    params: tuple[tuple[str, Value], ...]
     grid: tuple[int, int, int]
     workgroup: tuple[int, int, int]
     workgroup_bytes: int
@@ -34,12 +37,12 @@ class Tile:
     swap: bool = False
 
     @property
-    def values(self) -> dict[str, object]:
+    def values(self) -> dict[str, Value]:
         return dict(self.params)
 
 
 def fold(groups: int, max_groups: int) -> tuple[int, int, int]:
-    """A grid of at least `groups` workgroups within the limit of each dimension; few surplus ones."""
+    """A grid of at least `groups` workgroups, within the limit of each dimension, few surplus."""
     rows = ceil(groups / max_groups)
     if rows > max_groups:
         raise ValueError(f"a grid needs at most {max_groups}^2 workgroups, got {groups}")
@@ -47,7 +50,30 @@ def fold(groups: int, max_groups: int) -> tuple[int, int, int]:
 
 
 def workgroup_budget(target: Target) -> int:
+    """Bytes of workgroup memory that a kernel may take."""
     return min(target.max_workgroup_bytes, NVIDIA_WORKGROUP_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A contraction as a template sees it: operands exchanged already when `swap`."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    a_axis: str
+    b_axis: str
+    swap: bool
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+    def swapped(self) -> _Product:
+        other = {"m": "n", "n": "m", "k": "k", "none": "none"}
+        a_axis, b_axis = other[self.b_axis], other[self.a_axis]
+        return _Product(self.batch, self.n, self.m, self.k, a_axis, b_axis, not self.swap)
 
 
 def candidates(
@@ -60,127 +86,106 @@ def candidates(
     b_vec_axis: str = "n",
     count: int = 4,
 ) -> list[Tile]:
-    """The `count` best tilings of c[batch, m, n] = a[batch, m, k] b[batch, k, n], best first; never empty.
+    """The `count` best tilings of c[batch, m, n] = a[batch, m, k] b[batch, k, n]; never empty.
 
-    The vector axes are those of `templates.protocol.Axis`.
+    The vector axes are those of `templates.Axis`.
     """
     if min(batch, m, n, k) < 1:
         raise ValueError(
             f"a contraction needs positive extents, got batch {batch}, {m} x {n} x {k}"
         )
-    swapped_axis = {"m": "n", "n": "m", "k": "k", "none": "none"}
+    product = _Product(batch, m, n, k, a_vec_axis, b_vec_axis, swap=False)
     tiles: list[Tile] = []
-    for swap in (False, True):
-        shape = (batch, n, m, k) if swap else (batch, m, n, k)
-        axes = (
-            (swapped_axis[b_vec_axis], swapped_axis[a_vec_axis])
-            if swap
-            else (a_vec_axis, b_vec_axis)
-        )
-        if target.kind == "cpu" and target.subgroup:
-            tiles.extend(_shuffle_tiles(target, *shape, *axes, swap))
-        else:
-            tiles.extend(_shared_tiles(target, *shape, swap))
-            tiles.extend(_row_tiles(target, *shape, axes[1], swap))
-    tiles.sort(key=lambda tile: (-tile.efficiency, tile.splits, tile.swap, tile.params))
+    if target.kind == "cpu" and target.subgroup:
+        tiles.extend(_shuffle_tiles(target, product))
+        tiles.extend(_shuffle_tiles(target, product.swapped()))
+    else:
+        tiles.extend(_shared_tiles(target, product))
+        tiles.extend(_row_tiles(target, product))
+        tiles.extend(_row_tiles(target, product.swapped()))
+    tiles.sort(key=lambda tile: (-tile.efficiency, tile.splits, tile.swap, tile.grid))
     return tiles[:count]
 
 
-# -- llvmpipe: one subgroup a tile -------------------------------------------------------------------------------
+def _splits(busy: int, wanted: int, k: int, least: int) -> list[int]:
+    """1, and the powers of 2 that bring `busy` up to `wanted` with `least` steps of k in each."""
+    splits = [1]
+    while busy * splits[-1] < wanted and k // (2 * splits[-1]) >= least:
+        splits.append(2 * splits[-1])
+    return splits
+
+
+# -- llvmpipe: one subgroup a tile -----------------------------------------------------------------
 
 # measured nanoseconds of one core for 8 lanes
 _LOAD4, _LOAD1, _STORE4, _STORE1 = 23.6, 13.0, 17.0, 9.3
 _MULTIPLY_ADD, _SHUFFLE, _GROUP = 0.29, 0.3, 74.0
 _BEST_FLOP_PER_NS = 26.0  # of one core
 _WORKERS = 4  # groups that should be there for an even share of the threads
-_EXTRA_KERNEL = 20_000.0  # adding up the partial sums of split-K
+_ADD_PARTS = 40_000.0  # nanoseconds of the kernel that adds up the partial sums
 
 
-def _shuffle_tiles(
-    target: Target, batch: int, m: int, n: int, k: int, a_axis: str, b_axis: str, swap: bool
-) -> Iterator[Tile]:
-    lanes = target.subgroup
-    for rows, width, vectors in _shuffle_shapes(lanes, m, n):
-        block = _block_of_k(target, rows, lanes, k, b_axis)
-        tiles = batch * ceil(m / rows) * ceil(n / (lanes * width * vectors))
-        for splits in _splits(tiles, k, 8, 256):
-            if tiles * splits > target.max_groups**2:
-                continue
-            if target.loop_limit and ceil(k / block / splits) >= target.loop_limit:
-                continue
-            steps = ceil(k / splits)
-            body = _shuffle_ns(lanes, min(rows, m), rows, width, vectors, a_axis, b_axis) * steps
-            stores = (
-                min(rows, m)
-                * vectors
-                * (_STORE4 if width == 4 and n % 4 == 0 and not swap else _STORE1 * width)
-            )
-            waves = ceil(tiles * splits / _WORKERS) * _WORKERS
-            spent = waves * (body + stores + _GROUP) + (_EXTRA_KERNEL * 2 if splits > 1 else 0.0)
-            efficiency = min(1.0, 2 * batch * m * n * k / _BEST_FLOP_PER_NS / spent)
-            grid = fold(tiles * splits, target.max_groups)
-            params = dict(
-                L=lanes, TM=rows, CW=width, CV=vectors, KU=block, splits=splits, grid=grid
-            )
-            yield Tile(
-                "contract_cpu.wgsl.j2",
-                tuple(params.items()),
-                grid,
-                (lanes, 1, 1),
-                0,
-                efficiency,
-                splits,
-                swap,
-            )
-
-
-def _shuffle_shapes(lanes: int, m: int, n: int) -> Iterator[tuple[int, int, int]]:
-    """(rows, columns a vector, vectors a lane): more than covers the matrix only in the last step up."""
+def _shuffle_tiles(target: Target, product: _Product) -> Iterator[Tile]:
+    p, lanes = product, target.subgroup
     for rows in (1, 2, 4, 8, 16, 32, 64):
-        if rows > 8 and rows >= 2 * m:
+        if rows > 8 and rows >= 2 * p.m:
             break
-        for width, vectors in ((1, 1), (4, 1), (4, 2)):
-            if vectors == 2 and (rows > 32 or n < 8 * lanes):
-                continue
-            yield rows, width, vectors
+        for width in (1, 4):
+            tiles = p.batch * ceil(p.m / rows) * ceil(p.n / (lanes * width))
+            block = _block_of_k(target, rows, p.k)
+            for splits in _splits(tiles, 2 * _WORKERS, p.k, 256):
+                loops = ceil(p.k // block / splits)
+                if target.loop_limit and loops >= target.loop_limit:
+                    continue
+                if tiles * splits > target.max_groups**2:
+                    continue
+                grid = fold(tiles * splits, target.max_groups)
+                spent = _shuffle_ns(p, lanes, rows, width, tiles, splits)
+                params: tuple[tuple[str, Value], ...] = (
+                    ("L", lanes), ("TM", rows), ("CW", width), ("CV", 1), ("KU", block),
+                    ("splits", splits), ("grid", grid),
+                )  # fmt: skip
+                yield Tile(
+                    template="contract_cpu.wgsl.j2",
+                    params=params,
+                    grid=grid,
+                    workgroup=(lanes, 1, 1),
+                    workgroup_bytes=0,
+                    efficiency=min(1.0, p.flops / _BEST_FLOP_PER_NS / spent),
+                    splits=splits,
+                    swap=p.swap,
+                )
 
 
-def _block_of_k(target: Target, rows: int, lanes: int, k: int, b_axis: str) -> int:
-    """Steps a block: what one load of a covers; a whole cache line of b where its rows are far apart."""
-    block = max(4, 4 * lanes // rows)
-    if b_axis == "k" and k >= 1024 and rows > 4:
-        block = max(block, 16)
-    while target.loop_limit and ceil(k / block) >= target.loop_limit // 2 and block < 64:
+def _block_of_k(target: Target, rows: int, k: int) -> int:
+    """Steps of k a block: what one load of a covers, more where loops would be too long."""
+    block = max(4, 4 * target.subgroup // rows)
+    while target.loop_limit and k // block >= target.loop_limit // 2 and block < 64:
         block *= 2
     return block
 
 
 def _shuffle_ns(
-    lanes: int, used: int, rows: int, width: int, vectors: int, a_axis: str, b_axis: str
+    product: _Product, lanes: int, rows: int, width: int, tiles: int, splits: int
 ) -> float:
-    """Nanoseconds of one step of k in one tile."""
-    vector_a = a_axis == "k" or (a_axis == "m" and rows >= 4)
+    """Nanoseconds of one core for the whole product, idle threads counted."""
+    p = product
+    vector_a = p.a_axis == "k" or (p.a_axis == "m" and rows >= 4)
     loads_a = rows / lanes / 4 * (_LOAD4 if vector_a else 4 * _LOAD1)
-    if b_axis == "k":
-        loads_b = vectors * width / 4 * _LOAD4
-    elif width == 4 and b_axis == "n":
-        loads_b = vectors * _LOAD4
+    if p.b_axis == "k":
+        loads_b = width / 4 * _LOAD4
     else:
-        loads_b = vectors * width * _LOAD1
-    # two vectors a lane: more accumulators than the stack serves at full speed
-    spills = 1.25 if vectors == 2 and used > 16 else 1.0
-    return loads_a + loads_b + spills * used * (_SHUFFLE + width * vectors * _MULTIPLY_ADD)
+        loads_b = _LOAD4 if width == 4 and p.b_axis == "n" else width * _LOAD1
+    used = min(rows, p.m)
+    step = loads_a + loads_b + used * (_SHUFFLE + width * _MULTIPLY_ADD)
+    vector_store = width == 4 and p.n % 4 == 0 and not p.swap
+    stores = used * (_STORE4 if vector_store else _STORE1 * width)
+    groups = ceil(tiles * splits / _WORKERS) * _WORKERS
+    each = ceil(p.k / splits) * step + stores + _GROUP
+    return groups * each + (_ADD_PARTS if splits > 1 else 0.0)
 
 
-def _splits(tiles: int, k: int, wanted: int, least: int) -> list[int]:
-    """1, and the powers of 2 that bring the tiles up to `wanted` while each split keeps `least` steps of k."""
-    splits = [1]
-    while tiles * splits[-1] < wanted and k // (2 * splits[-1]) >= least:
-        splits.append(2 * splits[-1])
-    return splits
-
-
-# -- shared memory: one workgroup a tile ---------------------------------------------------------------------------
+# -- shared memory: one workgroup a tile -----------------------------------------------------------
 
 # rows, columns, steps of k; rows and columns a thread; staged blocks
 _SHARED = (
@@ -199,65 +204,68 @@ _SHARED = (
     (16, 16, 16, 2, 4, 1),
 )
 _BUSY_THREADS = 128 * 256  # that fill a large GPU
+_SPLIT_COST = 0.8  # share of the rate left once partial sums are written and added
 
 
-def _shared_tiles(target: Target, batch: int, m: int, n: int, k: int, swap: bool) -> Iterator[Tile]:
-    if swap:
-        return  # tiles are as good both ways, and stores along n are vectors
+def _shared_tiles(target: Target, product: _Product) -> Iterator[Tile]:
+    p = product
     for bm, bn, bk, tm, tn, stages in _SHARED:
         threads = bm // tm * (bn // tn)
         nbytes = 4 * stages * bk * (bm + 4 + bn + 4)
         if threads > target.max_invocations or nbytes > workgroup_budget(target):
             continue
-        tiles = batch * ceil(m / bm) * ceil(n / bn)
+        tiles = p.batch * ceil(p.m / bm) * ceil(p.n / bn)
         reuse = tm * tn / (tm + tn)
-        for splits in _splits(tiles * threads, k, _BUSY_THREADS, 128):
+        for splits in _splits(tiles * threads, _BUSY_THREADS, p.k, 128):
             if tiles * splits > target.max_groups**2:
                 continue
             busy = min(1.0, tiles * splits * threads / _BUSY_THREADS)
-            useful = batch * m * n / (tiles * bm * bn)
-            steps = k / splits / (ceil(k / splits / bk) * bk + 2 * bk)
-            efficiency = (
-                reuse / (reuse + 2.5) * useful * steps * busy * (0.8 if splits > 1 else 1.0)
-            )
+            useful = p.batch * p.m * p.n / (tiles * bm * bn)
+            part = ceil(p.k / splits)
+            useful *= part / (ceil(part / bk) * bk + 2 * bk)  # two blocks: filling and leaving
+            efficiency = reuse / (reuse + 2.5) * useful * busy
             grid = fold(tiles * splits, target.max_groups)
-            params = dict(
-                BM=bm, BN=bn, BK=bk, TM=tm, TN=tn, stages=stages, splits=splits, grid=grid
-            )
+            params: tuple[tuple[str, Value], ...] = (
+                ("BM", bm), ("BN", bn), ("BK", bk), ("TM", tm), ("TN", tn), ("stages", stages),
+                ("splits", splits), ("grid", grid),
+            )  # fmt: skip
             yield Tile(
-                "contract_gpu.wgsl.j2",
-                tuple(params.items()),
-                grid,
-                (threads, 1, 1),
-                nbytes,
-                efficiency,
-                splits,
+                template="contract_gpu.wgsl.j2",
+                params=params,
+                grid=grid,
+                workgroup=(threads, 1, 1),
+                workgroup_bytes=nbytes,
+                efficiency=efficiency * (_SPLIT_COST if splits > 1 else 1.0),
+                splits=splits,
             )
 
 
-def _row_tiles(
-    target: Target, batch: int, m: int, n: int, k: int, b_axis: str, swap: bool
-) -> Iterator[Tile]:
+def _row_tiles(target: Target, product: _Product) -> Iterator[Tile]:
     """For at most 4 rows: bound by reading b once, so what counts is how many threads read."""
-    if m > 4:
+    p = product
+    if p.m > 4:
         return
-    for across, along in (
-        ((4, 32), (2, 64), (1, 128)) if b_axis == "k" else ((8, 16), (16, 8), (8, 32))
-    ):
+    shapes = ((4, 32), (2, 64), (1, 128)) if p.b_axis == "k" else ((8, 16), (16, 8), (8, 32))
+    for across, along in shapes:
         threads = across * along
-        nbytes = 16 * m * threads
+        nbytes = 16 * p.m * threads
         if threads > target.max_invocations or nbytes > workgroup_budget(target):
             continue
-        tiles = batch * ceil(n / (4 * across))
-        for splits in _splits(tiles * threads, k, _BUSY_THREADS, 16 * along):
+        tiles = p.batch * ceil(p.n / (4 * across))
+        for splits in _splits(tiles * threads, _BUSY_THREADS, p.k, 16 * along):
             if tiles * splits > target.max_groups**2:
                 continue
             busy = min(1.0, tiles * splits * threads / _BUSY_THREADS)
-            useful = batch * n / (tiles * 4 * across) * k / (ceil(k / (4 * along)) * 4 * along)
-            efficiency = 0.3 * useful * busy * (0.8 if splits > 1 else 1.0)
+            useful = p.batch * p.n / (tiles * 4 * across)
+            useful *= p.k / (ceil(p.k / (4 * along)) * 4 * along)
             grid = fold(tiles * splits, target.max_groups)
-            params = dict(CX=across, KY=along, splits=splits, grid=grid)
             yield Tile(
-                "contract_row_gpu.wgsl.j2", tuple(params.items()), grid, (threads, 1, 1), nbytes, efficiency,
-                splits, swap,
-            )  # fmt: skip
+                template="contract_row_gpu.wgsl.j2",
+                params=(("CX", across), ("KY", along), ("splits", splits), ("grid", grid)),
+                grid=grid,
+                workgroup=(threads, 1, 1),
+                workgroup_bytes=nbytes,
+                efficiency=0.3 * useful * busy * (_SPLIT_COST if splits > 1 else 1.0),
+                splits=splits,
+                swap=p.swap,
+            )

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Literal
 
 from .target import Target
-from .tile import Tile, fold, workgroup_budget
+from .tile import Tile, Value, fold, workgroup_budget
 
 Pass = Literal["forward", "q", "kv"]
 
@@ -64,7 +64,9 @@ def _lane_tiles(
     on_d, on_dv = _PRODUCTS[step]
     quads, work = ceil(d / 4) + ceil(dv / 4), on_d * d + on_dv * dv
     for rows in (1, 2, 3, 4):
-        if rows > 1 and (rows * (d + dv) > _ROW_FLOATS[step] or (rows - 1) * lanes >= rows_in_all):
+        if rows > 1 and (
+            rows * (d + dv) * lanes // 8 > _ROW_FLOATS[step] or (rows - 1) * lanes >= rows_in_all
+        ):
             break
         loads = quads * _LOAD4 + lanes * work * _SHUFFLE
         each = lanes * (work * _MULTIPLY_ADD + _EXP)
@@ -77,7 +79,7 @@ def _lane_tiles(
         efficiency = min(1.0, flops / _BEST_FLOP_PER_NS / spent)
         grid = fold(tiles, target.max_groups)
         if step == "forward":
-            params = (("L", lanes), ("QR", rows), ("grid", grid))
+            params: tuple[tuple[str, Value], ...] = (("L", lanes), ("QR", rows), ("grid", grid))
             template = "attention_cpu.wgsl.j2"
         else:
             params = (("L", lanes), ("R", rows), ("grad", step), ("grid", grid))
@@ -121,15 +123,13 @@ def _shared_tiles(
             reloads = br / (br + 8) * (0.92 if step == "forward" and dc < d else 1.0)
             efficiency = reuse / (reuse + 2.0) * useful * busy * padded * barriers * reloads
             grid = fold(tiles, target.max_groups)
+            params: dict[str, Value] = {"TM": tm, "TN": tn, "DC": dc, "VC": vc, "grid": grid}
             if step == "forward":
-                params = dict(
-                    BQ=br, BK=bc, TM=tm, TN=tn, DC=dc, VC=vc, shuffle=target.subgroup >= across
-                )
+                params |= {"BQ": br, "BK": bc, "shuffle": target.subgroup >= across}
                 template = "attention_gpu.wgsl.j2"
             else:
-                params = dict(BR=br, BC=bc, TM=tm, TN=tn, DC=dc, VC=vc, grad=step)
+                params |= {"BR": br, "BC": bc, "grad": step}
                 template = "attention_bwd_gpu.wgsl.j2"
-            params["grid"] = grid
             yield Tile(template, tuple(params.items()), grid, (threads, 1, 1), nbytes, efficiency)
 
 
