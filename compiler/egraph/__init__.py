@@ -15,7 +15,7 @@ from .encode import encode
 from .language import form_of
 from .report import EGraphReport, Round
 from .rules.named import NAMED
-from .saturate import Options, Run, forms_needed, prepare, saturate
+from .saturate import Options, Run, language_of, prepare, run_phases
 from .snapshot import Snapshot
 from .terms import Class, Frozen, freeze, snapshot
 
@@ -29,15 +29,14 @@ def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapsh
     equations = [(rule.base, *pair) for rule in options.program_rules() for pair in rule.find(program)]
     makers = _makers(program, equations)
     nodes = [*program, *makers]
-    rules = options.rules()
-    forms = forms_needed(rules, [form_of(n.op, len(n.operands)) for n in nodes])
+    forms, rules = language_of([form_of(n.op, len(n.operands)) for n in nodes], options.rules())
     engine = prepare(rules, forms, [n.op.perm for n in nodes if isinstance(n.op, Transpose)])
     clock("declare")
     number = encode(engine, nodes, derived())
     for _, old, new in equations:
         engine.run(f"(union (node {number[old]}) (node {number[new]}))")
     clock("insert")
-    runs = saturate(engine, options, len(program), forms)
+    runs = run_phases(engine, options, len(program), forms)
     clock("saturate")
     frozen = freeze(engine, forms, nodes, NAMED.values(), makers)
     found = snapshot(frozen, nodes, len(program), [number[o] for o in graph.outputs])
@@ -51,7 +50,17 @@ def _makers(program: Sequence[Node], equations: Sequence[tuple[str, Node, Node]]
     known = set(program)
     made: dict[Node, str] = {}
     for rule, _, new in equations:
-        made.update((n, rule) for n in topological([new]) if n not in known and n not in made)
+        stack = [(new, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in known:
+                continue
+            if ready:
+                known.add(node)
+                made[node] = rule
+            else:
+                stack.append((node, True))
+                stack.extend((o, False) for o in reversed(node.operands) if o not in known)
     return made
 
 

@@ -8,11 +8,12 @@ inserted.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from ..ir import Kind
 from ..ops.move import inverse
 from .language import Family, families, float_text, integers_text
+from .patterns import BY_CONSTANT
 
 RANKS = range(1, 7)
 THEME = "types"
@@ -24,6 +25,7 @@ FUNCTIONS = (
     "(function identity-perm (i64) Ints :no-merge)",
     "(function swap-perm (i64) Ints :no-merge)",
     "(function inverse-perm (Ints) Ints :no-merge)",
+    *(f"(relation {relation} (T T f64))" for relation in BY_CONSTANT.values()),
     "(relation float (String))",
     "(relation signed (String))",
     "(relation power-of-two (f64))",
@@ -55,19 +57,31 @@ def facts(perms: Iterable[tuple[int, ...]] = ()) -> list[str]:
     return out
 
 
-def rules() -> list[str]:
-    """The engine's texts of the analysis."""
-    out = [text for family in families().values() if not family.variadic for text in _types(family)]
-    out += [_rule(f"(= root ({op} x {_names(op)})) (= c (uniform x))", "(set (uniform root) c)") for op in SAME_NUMBER]
+def rules(declared: Container[str]) -> list[str]:
+    """The engine's texts of the analysis of these constructors."""
+    known = [f for f in families().values() if not f.variadic and f.name in declared]
+    out = [text for family in known for text in _types(family)]
+    out += [
+        _rule(f"(= root ({op} x {_names(op)})) (= c (uniform x))", "(set (uniform root) c)")
+        for op in SAME_NUMBER
+        if op in declared
+    ]
     out += [
         _rule(f"(= root ({op} x y)) (= a (uniform x)) (= b (uniform y)) (= c {number}) (= d (dtype root)) (float d)",
               "(set (uniform root) c)")
         for op, number in FOLDS.items()
+        if op in declared
     ]  # fmt: skip
+    out += [
+        _rule(f"(= root ({op} x k)) (= c (uniform k))", f"({relation} root x c)")
+        for op, relation in BY_CONSTANT.items()
+        if op in declared
+    ]
+    if "Neg" in declared:
+        out.append(_rule("(= root (Neg x)) (= a (uniform x)) (= d (dtype root)) (float d)", "(set (uniform root) (neg a))"))
     out += [
         _rule("(= root (Literal v d))", "(set (uniform root) v) (set (shape root) (vec-empty))"),
         _rule("(= root (Full v d s))", "(set (uniform root) v) (set (dtype root) d) (set (shape root) s)"),
-        _rule("(= root (Neg x)) (= a (uniform x)) (= d (dtype root)) (float d)", "(set (uniform root) (neg a))"),
         # every constant of one number, dtype and shape is one class
         _rule("(= v (uniform root)) (= d (dtype root)) (= s (shape root))", "(union root (Full v d s))"),
         _rule("(= root (Full v d s)) (= 0 (vec-length s))", "(union root (Literal v d))"),

@@ -18,7 +18,7 @@ from ..ops import full, input_node
 from ..ops.move import inverse
 from ..reference import evaluate
 from ..types import TupleType, parse_type
-from .patterns import Rule, Term, head_form, is_number, operand_count, parse
+from .patterns import Rule, Term, is_constant, head_form, is_number, operand_count, parse
 from .rules.named import NAMED
 
 _NUMBERS = (2.5, -0.75, 3.0)
@@ -188,7 +188,7 @@ def _typed(value: Any, sort: str) -> Any:
 def _operands(term: Term, count: int, env: Mapping[str, Any]) -> list[Node]:
     """Operand nodes; constants take the type of the operand beside them."""
     items = term[1 : 1 + count]
-    out = [None if _is_constant(t) else _value(t, env) for t in items]
+    out = [None if is_constant(t) else _value(t, env) for t in items]
     for k, item in enumerate(items):
         if out[k] is None:
             number = float(item) if is_number(item) else float(env[item[1:]])  # type: ignore[index, arg-type]
@@ -201,10 +201,6 @@ def _operands(term: Term, count: int, env: Mapping[str, Any]) -> list[Node]:
 def _number_dtype(term: Term, out: list[Node | None], like: Node) -> Any:
     known = [o for k, o in enumerate(out) if o is not None and not (term[0] == "Select" and k == 0)]
     return known[0].dtype if known else parse_type("f32").dtype
-
-
-def _is_constant(term: Term) -> bool:
-    return isinstance(term, str) and (is_number(term) or term.startswith("#"))
 
 
 def _variables(rule: Rule) -> list[str]:

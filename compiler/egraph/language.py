@@ -127,6 +127,7 @@ def made_by(constructor: str) -> str:
     return f"made-by-{constructor}"
 
 
+@cache
 def camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.rstrip("_").split("_"))
 
@@ -145,7 +146,11 @@ def families() -> dict[str, Family]:
 
 def form_of(op: Op, arity: int) -> Form:
     """The constructor of an op applied to `arity` operands."""
-    name = camel(op.name) if isinstance(op, (Elementwise, Reduce)) else type(op).__name__
+    return _form(camel(op.name) if isinstance(op, (Elementwise, Reduce)) else type(op).__name__, arity)
+
+
+@cache
+def _form(name: str, arity: int) -> Form:
     return families()[name].form(arity)
 
 

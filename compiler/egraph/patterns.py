@@ -16,14 +16,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from ..errors import IRError
-from ..ir import Kind, Node
+from ..ir import Node
 from .language import Form, families, float_text, made_by, string_text
 
 Term = str | tuple["Term", ...]
+# relations of (result, operand, number) for operations whose second operand is a number: joins over them are small
+BY_CONSTANT = {"Mul": "mul-by", "Add": "add-by", "Div": "div-by"}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]|[^\s()]+')
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf)$")
 
@@ -42,7 +45,7 @@ class Rule:
     left: str
     right: str
     when: tuple[str, ...] = ()
-    samples: tuple[Mapping[str, Any], ...] = ()
+    samples: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
     relaxed: bool = False
 
     @property
@@ -51,6 +54,7 @@ class Rule:
         return self.name.partition("@")[0]
 
 
+@cache
 def parse(text: str) -> Term:
     """One s-expression as nested tuples."""
     tokens = _TOKEN.findall(text)
@@ -81,6 +85,10 @@ def show(term: Term) -> str:
 
 def is_number(term: Term) -> bool:
     return isinstance(term, str) and _NUMBER.match(term) is not None
+
+
+def is_constant(term: Term) -> bool:
+    return isinstance(term, str) and (is_number(term) or term.startswith("#"))
 
 
 def head_form(term: Term) -> Form | None:
@@ -129,7 +137,8 @@ class _Translation:
     def text(self, left: Term, conditions: tuple[Term, ...], number: int) -> str:
         root = left if isinstance(left, str) else "root"
         if root == "root":
-            self.premises.append(f"(= root {show(self._pattern(left))})")
+            pattern = show(self._pattern(left))
+            self.premises.append(f"(= root {pattern})")
         for condition in conditions:
             self.premises.append(show(self._condition(condition)))
         made = self._build(parse(self.rule.right))
@@ -144,6 +153,8 @@ class _Translation:
             return term
         count = operand_count(term)
         form = head_form(term)
+        if term[0] in BY_CONSTANT and is_constant(term[2]) and not is_constant(term[1]):
+            return self._by_constant(term)
         out: list[Term] = [form.name if form else term[0]]
         for k, item in enumerate(term[1:]):
             if k < count and is_number(item):
@@ -153,6 +164,14 @@ class _Translation:
             else:
                 out.append(self._pattern(item))
         return tuple(out)
+
+    def _by_constant(self, term: Term) -> str:
+        """The result of an operation with a number, found in the relation that holds just these."""
+        _, operand, number = term
+        name = f"k{next(self.fresh)}"
+        value = float_text(float(number)) if is_number(number) else number[1:]  # type: ignore[arg-type, index]
+        self.premises.append(f"({BY_CONSTANT[term[0]]} {name} {show(self._pattern(operand))} {value})")  # type: ignore[index]
+        return name
 
     def _constant(self, value: str) -> str:
         name = f"k{next(self.fresh)}"
@@ -203,33 +222,65 @@ def _number(value: Term) -> str:
     return float_text(float(value)) if isinstance(value, str) and is_number(value) else show(value)
 
 
-def translate(rule: Rule) -> list[str]:
+@cache
+def translate(rule: Rule) -> tuple[str, ...]:
     """The engine's texts of a rule: one for each order of its commutative ops."""
     whole = (parse(rule.left), *(parse(c) for c in rule.when))
     texts = []
     for number, variant in enumerate(variants(whole)):
         assert not isinstance(variant, str)
         texts.append(_Translation(rule).text(variant[0], variant[1:], number))
-    return texts
+    return tuple(texts)
 
 
-def used_forms(rules: list[Rule]) -> Iterator[Form]:
-    """The constructors that rules name."""
-    for rule in rules:
-        stack: list[Term] = [parse(t) for t in (rule.left, rule.right, *rule.when)]
-        while stack:
-            term = stack.pop()
-            if isinstance(term, str):
-                continue
-            form = head_form(term)
-            if form is not None:
-                yield form
-            stack.extend(term[1:] if isinstance(term[0], str) else term)
+def _terms(texts: Iterable[str]) -> Iterator[tuple[Term, ...]]:
+    """All compound terms in patterns."""
+    stack: list[Term] = [parse(t) for t in texts]
+    while stack:
+        term = stack.pop()
+        if not isinstance(term, str):
+            yield term
+            stack.extend(term)
 
 
-def kind_of(term: Term) -> Kind | None:
-    form = head_form(term)
-    return form.family.kind if form else None
+def heads(texts: Iterable[str]) -> set[str]:
+    """The constructors that patterns name."""
+    from .rules.named import NAMED
+
+    found: set[str] = set()
+    for term in _terms(texts):
+        form = head_form(term)
+        if form is not None:
+            found.add(form.name)
+        elif term[0] in NAMED:
+            found.add(str(term[0]))
+        elif term[0] == "const":
+            found.add("Full")
+    return found
+
+
+def forms_in(rules: Iterable[Rule]) -> set[Form]:
+    """The op constructors that rules name."""
+    terms = _terms(t for r in rules for t in (r.left, r.right, *r.when))
+    return {form for form in map(head_form, terms) if form is not None}
+
+
+@cache
+def needs_and_makes(rule: Rule) -> tuple[frozenset[str], frozenset[str]]:
+    """The constructors that a rule matches, and those that it makes."""
+    return frozenset(heads((rule.left, *rule.when))), frozenset(heads((rule.right,)))
+
+
+def able_to_match(rules: Sequence[Rule], constructors: Iterable[str]) -> tuple[list[Rule], set[str]]:
+    """The rules that can match in a program with these constructors, and all constructors that may then occur."""
+    known = set(constructors)
+    active: set[Rule] = set()
+    while True:
+        more = [r for r in rules if r not in active and needs_and_makes(r)[0] <= known]
+        if not more:
+            return [r for r in rules if r in active], known
+        active.update(more)
+        known.update(*(needs_and_makes(r)[1] for r in more))
 
 
 @dataclass(frozen=True)

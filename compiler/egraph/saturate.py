@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from . import analysis
 from .engine import Engine
-from .language import SORTS, Form
-from .patterns import ProgramRule, Rule, translate, used_forms
+from .language import SORTS, Form, families
+from .patterns import ProgramRule, Rule, able_to_match, forms_in, translate
 from .rules import PHASES, Phase, all_rules, program_rules
 from .rules.attention import FACTS
 from .rules.named import NAMED
@@ -55,29 +55,34 @@ class Run:
     stop: str = "saturated"
 
 
+# what the analysis and the facts of rules name in any program
+ALWAYS = ("Literal", "Reshape", "Broadcast", "Select", "And", "Not")
+
+
+def language_of(program: Sequence[Form], rules: Sequence[Rule]) -> tuple[list[Form], list[Rule]]:
+    """The constructors that a program and the rules on it may need, in a fixed order, and the rules that can match."""
+    base = {families()[name].form(families()[name].least) for name in ALWAYS}
+    active, names = able_to_match(rules, {f.name for f in (*program, *base)} | {"Full"})
+    made = {form for form in forms_in(active) if form.name in names}
+    return sorted({*program, *base, *made}, key=lambda f: f.name), active
+
+
 def prepare(rules: Sequence[Rule], forms: Sequence[Form], perms: Iterable[tuple[int, ...]] = ()) -> Engine:
     """An e-graph that knows the language and the rules."""
     engine = Engine()
+    names = {f.name for f in forms}
     themes = dict.fromkeys((analysis.THEME, *(t for p in PHASES for t in p.themes), *(r.theme for r in rules)))
     texts = [*SORTS, "(function node (i64) T :no-merge)"]
     texts += [text for form in forms for text in form.declarations()]
     texts += [n.declaration() for n in NAMED.values()]
-    texts += [*analysis.FUNCTIONS, *(f"(ruleset {t})" for t in themes), *analysis.facts(perms), *analysis.rules(), *FACTS]
+    texts += [*analysis.FUNCTIONS, *(f"(ruleset {t})" for t in themes), *analysis.facts(perms), *analysis.rules(names), *FACTS]
     texts += [text for rule in rules for text in translate(rule)]
     for text in texts:
         engine.run(text)
     return engine
 
 
-def forms_needed(rules: Sequence[Rule], forms: Sequence[Form]) -> list[Form]:
-    """Every constructor that a program or a rule may use, in a fixed order."""
-    from .language import families
-
-    fixed = [f.form(f.least) for f in families().values() if not f.variadic]
-    return sorted({*fixed, *forms, *used_forms(list(rules))}, key=lambda f: f.name)
-
-
-def saturate(engine: Engine, options: Options, nodes: int, forms: Sequence[Form]) -> list[Run]:
+def run_phases(engine: Engine, options: Options, nodes: int, forms: Sequence[Form]) -> list[Run]:
     """Run all phases; the record of each. A bound that is hit ends the saturation."""
     deadline = time.perf_counter() + options.max_seconds
     bound = options.row_bound(nodes)

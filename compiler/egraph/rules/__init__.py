@@ -33,9 +33,9 @@ class Phase:
 
 PHASES = (
     Phase("simplify", ("algebra", "movement"), 12),
-    Phase("contract", ("contraction", "movement", "algebra"), 4),
+    Phase("contract", ("contraction", "movement", "algebra"), 12),
     Phase("recognize", ("recognition", "masks"), 12),
-    Phase("attend", ("attention", "movement", "algebra"), 8),
+    Phase("attend", ("attention", "movement", "algebra"), 12),
 )
 
 

@@ -59,6 +59,19 @@ CAUSAL = (
           samples=({"s": (1, 3, 4), "t": (2, 3, 4), "o": 1.0},)),
 )  # fmt: skip
 
+_M2 = {"x": "bool[3, 1]", "y": "bool[3, 1]", "c": 0.0, "d": -1e9}
+# Masks come in views: logic and choices of numbers move out of them.
+VIEWED_MASKS = tuple(
+    rule
+    for view, shape in (("Reshape", (1, 3)), ("Broadcast", (3, 4)))
+    for rule in (
+        _mask(f"{view.lower()}-not", f"({view} (Not x) s)", f"(Not ({view} x s))", samples=({**_M2, "s": shape},)),
+        _mask(f"{view.lower()}-and", f"({view} (And x y) s)", f"(And ({view} x s) ({view} y s))", samples=({**_M2, "s": shape},)),
+        _mask(f"{view.lower()}-select", f"({view} (Select x #c #d) s)", f"(Select ({view} x s) (const c root) (const d root))",
+              samples=({**_M2, "s": shape},)),
+    )
+)  # fmt: skip
+
 _QK = {"q": "f32[2, 4, 3]", "kt": "f32[2, 3, 5]", "k": "f32[2, 5, 3]", "v": "f32[2, 5, 6]", "c": 0.5, "u": 0.0, "d": 0.25, "a": (2,)}
 _SQUARE = {**_QK, "kt": "f32[2, 3, 4]", "k": "f32[2, 4, 3]", "v": "f32[2, 4, 6]"}
 SCORES = (
@@ -134,16 +147,19 @@ def _hidden_gradient(name: str, head: str, proof: str, sample: dict) -> Rule:
 
 _SEL_P = {**_SEL, "y": "(Scores q kt c 0.0)", "m": "(Causal s o)", "k": "f32[2, 4, 3]", "h": 1, "i": 1, "w": 0, "u": 0.0}
 _SEL_X = {**_SEL, "y": "(Scores q kt c 0.0)", "x": "bool[2, 4, 4]", "h": 0, "i": 0, "w": 0, "u": 0.0, "z": "mask"}
-_ROW_SUM = "(Sum (Mul do (Get {attention} 0)) a)"
+_PLAIN = 'c h i w u "none"'
 _NONE = '(Attention q k v c h i w u "none")'
 _EXTRA = "(Attention q k v x c h i w u y)"
 _GRADIENT = "(SoftmaxGrad p (Dot do vt) a e)"
 _SWAP = ("(= n (vec-length (shape root)))", "(= t (swap-perm n))", "(= v (Transpose vt t))", "(= a (vec-of (- n 1)))")
 
 
-def _scores_gradient(name: str, weights: str, attention: str, extra: str, options: str, sample: dict) -> Rule:
-    delta = _ROW_SUM.format(attention=attention)
-    kernel = f"(AttentionBackward q k v (Get {attention} 1) {delta} do {extra}{options})"
+def _kernel(attention: str, extra: str, options: str) -> str:
+    delta = f"(Sum (Mul do (Get {attention} 0)) a)"
+    return f"(AttentionBackward q k v (Get {attention} 1) {delta} do {extra}{options})"
+
+
+def _scores_gradient(name: str, weights: str, kernel: str, sample: dict) -> Rule:
     return _rule(name, _GRADIENT, f"(ScoreGrad {kernel} q k p do e c)", f"(= p {weights})", "(= u 0.0)", *_SWAP, samples=(sample,))
 
 
@@ -171,8 +187,15 @@ BACKWARD = (
     _hidden_gradient("hidden-gradient-extra", "SafeSoftmax", "(WeightsX q k x c h i w u z)", _SEL_X),
     # rowsum(p * (do v^T)) = rowsum(do * (p v))
     _rule("delta", "(Sum (Mul* (Dot do vt) p) a)", "(Sum (Mul do (Dot p v)) a)", "(= p (Weights q k c h i w u))", *_SWAP, samples=(_GRAD,)),
-    _scores_gradient("scores-gradient", _P, _NONE, "", 'c h i w u "none"', _GRAD),
-    _scores_gradient("scores-gradient-extra", _PX, _EXTRA, "x ", "c h i w u y", _GRADX),
+    _scores_gradient("scores-gradient", _P, _kernel(_NONE, "", _PLAIN), _GRAD),
+    _scores_gradient("scores-gradient-extra", _PX, _kernel(_EXTRA, "x ", "c h i w u y"), _GRADX),
+    # the gradient of cap * tanh(score / cap) has 1 - tanh^2 before the scale
+    _rule("scores-gradient-softcap", f"(Mul* {_GRADIENT} (Sub 1.0 (Mul y y)))",
+          f'(ScoreGrad {_kernel(_NONE, "", _PLAIN)} q k p do e c)', "(= y (Tanh (Scores q kt r 0.0)))", f"(= p {_P})", "(< 0.0 u)",
+          "(< (abs (- (* r u) c)) (* 1e-6 (abs c)))", *_SWAP, "(= k (Transpose kt t))",
+          samples=({**_GRAD, "kt": "f32[2, 3, 5]", "k": "(Transpose kt (vec-of 0 2 1))", "c": 0.5, "u": 4.0, "r": 0.125,
+                    "p": "(Weights q k c h i w u)"},)),
+    _rule("scores-gradient-mul", f"(Mul {_SG} #m)", "(ScoreGrad b q k p do (* e m) c)", samples=({**_BACK, "m": 3.0},)),
     *_results("attention-dq", f"(Dot {_SG} k)", "(Get b 0)"),
     *_results("attention-dk", f"(Dot (Transpose {_SG} t) q)", "(Get b 1)", *_T),
     *_results("attention-dkt", f"(Dot (Transpose q t) {_SG})", "(Transpose (Get b 1) t)", *_T),
@@ -180,7 +203,7 @@ BACKWARD = (
     _rule("attention-dvt", "(Dot (Transpose do t) p)", "(Transpose (Get b 2) t)", *_T, f"(= g {_SG})", samples=(_BACK,)),
 )  # fmt: skip
 
-RULES = (*POSITIONS, *CAUSAL, *SCORES, *WEIGHTS, *FORWARD, *BACKWARD)
+RULES = (*POSITIONS, *CAUSAL, *VIEWED_MASKS, *SCORES, *WEIGHTS, *FORWARD, *BACKWARD)
 # A mask that is causal, or causal and another, is not given to the kernel as an array: `structured` tells such masks.
 FACTS = (
     "(function structured (T) i64 :merge (max old new))",

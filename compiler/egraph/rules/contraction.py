@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from ...ir import Kind, Node
 from ...ops import broadcast, cast, concat, dot, full, iota, reshape, slice_
 from ...ops import elementwise as E
@@ -148,9 +150,9 @@ def sums_of_products(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
 def scatters_as_products(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
     """Adding rows into places is a product with the places' one-hot matrix: no atomics, but rows times more work."""
     for node in order:
-        updates, places = (*node.operands, None, None)[:2]
-        if not isinstance(node.op, ScatterAdd) or updates is None or places is None or updates.dtype.kind != "f":
+        if not isinstance(node.op, ScatterAdd) or node.dtype.kind != "f":
             continue
+        updates, places = node.operands
         rows, count = node.op.rows, updates.shape[0]
         p = cast(places, i32)
         p = E.select(E.lt(p, _number(0, p)), p + rows, p)
@@ -172,7 +174,32 @@ def expansions(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
             yield from ((node, form) for form in expand(*node.operands))
 
 
+def constants_as_masks(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
+    """A carried array of one number is that number; one of two numbers, the second above a diagonal, is a choice."""
+    for node in order:
+        if node.kind is not Kind.CONSTANT or not node.type.size:
+            continue
+        data = node.op.evaluate()
+        high, low = data.flat[0], data.reshape(-1, data.shape[-1] if data.ndim else 1)[0, -1]
+        if (data == high).all():
+            yield node, full(high.item(), node.shape, node.dtype)
+            continue
+        if len(node.shape) < 2 or not ((data == low) | (data == high)).all():
+            continue
+        t, s = node.shape[-2:]
+        k = int((data.reshape(-1, t, s)[0, 0] == high).sum()) - 1
+        i, j = iota((t, s), 0, i32), iota((t, s), 1, i32)
+        seen = broadcast(E.le(j, i + k if k else i), node.shape)
+        if not (np.broadcast_to(np.tri(t, s, k, dtype=bool), node.shape) == (data == high)).all():
+            continue
+        if node.dtype.kind == "b":
+            yield node, seen
+        else:
+            yield node, E.select(seen, full(high.item(), node.shape, node.dtype), full(low.item(), node.shape, node.dtype))
+
+
 PROGRAM_RULES = (
+    ProgramRule("constant-as-mask", "masks", constants_as_masks),
     ProgramRule("wide-product", "contraction", wide_products),
     ProgramRule("sum-of-products", "contraction", sums_of_products),
     ProgramRule("scatter-as-product", "contraction", scatters_as_products),

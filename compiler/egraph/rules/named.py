@@ -87,9 +87,11 @@ def _weights(q: Node, k: Node, *rest: object) -> Node:
 
 def _score_grad(t: Node, q: Node, k: Node, p: Node, do: Node, factor: float, scale: float) -> Node:
     assert isinstance(t.op, AttentionBackward)
-    v, delta = t.operands[2], t.operands[4]
+    v, delta, cap = t.operands[2], t.operands[4], t.op.softcap
     dp = dot(do, swap(v))
-    return p * (dp - spread(delta, dp.shape)) * factor
+    ds = p * (dp - spread(delta, dp.shape)) * factor
+    y = E.tanh(dot(q, swap(k)) * (scale / cap)) if cap else None
+    return ds * (1.0 - y * y) if y is not None else ds
 
 
 def _mean(x: Node, axes: Ints) -> Node:
