@@ -8,6 +8,7 @@ from ..schedule.kernel import KernelSource
 from ..schedule.selection import Group
 from ..schedule.space import analyze
 from ..schedule.target import Target
+from .attention import lower_attention
 from .contract import lower_contract
 from .elementwise import lower_elementwise
 from .rewrite import without_windows
@@ -34,5 +35,7 @@ def lower(group: Group, target: Target, *, hints: Mapping[str, object] | None = 
             return lower_contract(job, analysis)
         case "scatter":
             return lower_scatter(job, analysis)
+        case "tuple":
+            return lower_attention(job, analysis)
         case _:
-            raise NotImplementedError(analysis.kind)
+            raise AssertionError(analysis.kind)

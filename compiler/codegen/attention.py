@@ -1,0 +1,148 @@
+"""Attention and its gradients: the templates' loads and stores with what is computed on the way and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..errors import CompileError
+from ..index import flatten, unflatten
+from ..ir import Kind, Node
+from ..schedule.kernel import KernelSource
+from ..schedule.space import Analysis
+from ..schedule.tile import Tile
+from ..schedule.tile_attention import Pass, attention_candidates
+from .contract import Operand, coordinates, load_cost, load_text, tile_place, turned
+from .emitter import Emitter, Value
+from .source import Job, finish
+
+_FORWARD = ("q", "k", "v")
+_BACKWARD = ("q", "k", "v", "lse", "delta", "do")
+# a pass: the results that it gives, with the names of their stores and of their vector flags
+_RESULTS: dict[Pass, dict[int, str]] = {"forward": {0: "o", 1: "lse"}, "q": {0: "dq"}, "kv": {1: "dk", 2: "dv"}}
+_ROWS = ("lse", "delta")
+
+
+def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
+    """The kernels of a group around attention (one) or its gradients (one for q, one for k and v)."""
+    node = analysis.anchor
+    assert node is not None
+    outputs = [o for o in job.group.outputs if o.type.size]
+    passes: tuple[Pass, ...] = ("forward",) if len(node.operands) < len(_BACKWARD) else ("q", "kv")
+    kernels = []
+    for step in passes:
+        mine = [o for o in outputs if _item(analysis, o) in _RESULTS[step]]
+        if mine:
+            kernels.append(_Attention(job.part(mine), analysis, node, step).kernel())
+    return kernels
+
+
+def _item(analysis: Analysis, output: Node) -> int:
+    space = analysis.space[output]
+    return space.item if space.kind == "item" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    job: Job
+    a: Analysis
+    node: Node
+    step: Pass
+
+    @property
+    def heads(self) -> tuple[int, int, int, int, int]:
+        """(heads in all, queries, keys, size of a head of q and k, of v)."""
+        q, k, v = (o.shape for o in self.node.operands[:3])
+        return math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1]
+
+    def kernel(self) -> KernelSource:
+        tile = self._tile()
+        emitter = Emitter([self.job.held_by(o) for o in self.job.group.outputs], dict(self.job.memory))
+        operands = self._operands()
+
+        def load(name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None) -> str:
+            where = (*coords, "0u") if name in _ROWS else coords
+            return load_text(emitter, operands[name], result, where, axis if vec == 4 else None)
+
+        values = {**self._attributes(), **self._vectors(operands), "load": load}
+        for item, name in _RESULTS[self.step].items():
+            values[f"store_{name}"] = self._store(emitter, item)
+        for k, out in enumerate(self.job.group.outputs):
+            name = _RESULTS[self.step][_item(self.a, out)]
+            straight = self.a.space[out].turned == ((), ())
+            emitter.accesses[k].vector = bool(values.get(f"{name}_vec")) and straight
+        features = ("subgroup",) if "L" in tile.values or tile.values.get("shuffle") else ()
+        return finish(
+            self.job, emitter, tile.template, {**values, **tile.values}, tile.grid, tile.workgroup, features=features
+        )
+
+    def _tile(self) -> Tile:
+        hint = self.job.hints.get(f"tile_{self.step}")
+        if isinstance(hint, Tile):
+            return hint
+        found = attention_candidates(self.job.target, self.step, *self.heads)
+        if not found:
+            raise CompileError(f"illegal kernel: no template of {self.job.target.name} holds {self.node!r}")
+        return found[0]
+
+    def _operands(self) -> dict[str, Operand]:
+        bh, tq, tk, d, dv = self.heads
+        plain = len(self.node.operands) < len(_BACKWARD)
+        names = list(_FORWARD if plain else _BACKWARD)
+        extra = self.node.op.extra  # type: ignore[attr-defined]
+        names += [] if extra == "none" else [extra]
+        extents = {
+            "q": (bh, tq, d), "k": (bh, tk, d), "v": (bh, tk, dv), "do": (bh, tq, dv),
+            "lse": (bh, tq, 1), "delta": (bh, tq, 1), "mask": (bh, tq, tk), "bias": (bh, tq, tk),
+        }  # fmt: skip
+        return {
+            name: Operand(node, extents[name], node.shape[:-2])
+            for name, node in zip(names, self.node.operands, strict=True)
+        }
+
+    def _attributes(self) -> dict[str, object]:
+        bh, tq, tk, d, dv = self.heads
+        op = self.node.op
+        extra, window, softcap = op.extra, op.window, op.softcap  # type: ignore[attr-defined]
+        return {
+            "BH": bh, "TQ": tq, "TK": tk, "D": d, "DV": dv,
+            "scale": op.scale, "causal": op.causal, "offset": op.offset,  # type: ignore[attr-defined]
+            "window": window or None, "softcap": softcap or None,
+            "has_mask": extra == "mask", "has_bias": extra == "bias",
+        }  # fmt: skip
+
+    def _vectors(self, operands: dict[str, Operand]) -> dict[str, bool]:
+        """Which operands and results are accessed four elements at a time along a head."""
+        _, _, _, d, dv = self.heads
+        flags = {
+            f"{name}_vec": o.extents[2] % 4 == 0 and load_cost(self.job, o, 2) < 52.0
+            for name, o in operands.items()
+            if name not in (*_ROWS, "mask", "bias")
+        }
+        sizes = {"o": dv, "dq": d, "dk": d, "dv": dv}
+        return flags | {f"{name}_vec": size % 4 == 0 for name, size in sizes.items()}
+
+    def _store(self, emitter: Emitter, item: int) -> Callable[..., str] | None:
+        """The store of one result with all that follows it; None when it is not wanted."""
+        outputs = [(k, o) for k, o in enumerate(self.job.group.outputs) if _item(self.a, o) == item]
+        if not outputs and self.step == "forward" and item == 1:
+            return None
+        got = next((n for n in self.a.body if n.kind is Kind.GET and n.op.index == item), None)  # type: ignore[attr-defined]
+        bh, tq, tk, d, dv = self.heads
+        extents = {"o": (bh, tq, dv), "lse": (bh, tq), "dq": (bh, tq, d), "dk": (bh, tk, d), "dv": (bh, tk, dv)}
+        name = _RESULTS[self.step][item]
+
+        def store(coords: Sequence[str], value: str, vec: int = 1) -> str:
+            em = emitter.child("to_")
+            at = coordinates(em, coords, extents[name], 2 if vec == 4 else None, "to_")
+            flat = flatten(at, extents[name])
+            if got is not None:
+                em.bound[got] = Value(value, vec == 4)
+            em.place = lambda node: tile_place(self.a.space.get(node), node, flat)
+            values = [em.value(o, unflatten(turned(self.a.space[o], flat), o.shape)) for _, o in outputs]
+            for (k, out), one in zip(outputs, values, strict=True):
+                em.store(k, turned(self.a.space[out], flat), one, out.dtype)
+            return em.text
+
+        return store
