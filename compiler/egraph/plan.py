@@ -64,17 +64,22 @@ class Draft:
 
     # -- outputs: a view of a value lies where the value lies
 
-    def find_roots(self) -> None:
+    def find_roots(self) -> bool:
+        """Follow views from the outputs to the values they lie in; False when views go in a circle."""
         p, must, chain = self.p, dict[int, int](), set[int]()
         for c in p.roots:
-            chain.add(c)
+            path = {c}
             while p.role[self.choice[c]] == VIEW:
                 c = p.kids[self.choice[c]][0]
-                chain.add(c)
+                if c in path:
+                    return False
+                path.add(c)
+            chain |= path
             if p.role[self.choice[c]] != LEAF:
                 must[c] = must.get(c, 0) + 1
         self.log.append(("roots", self.must, self.chain))
         self.must, self.chain = must, chain
+        return True
 
     # -- primitive changes, each with its inverse in the log
 

@@ -73,8 +73,8 @@ class Step:
                 self.touch(q)
             if not self._anchor(c) or not all(self.revive(k) for k in d.p.kids[n]):
                 return False
-        if self.flipped & d.chain:
-            self._move_roots()
+        if self.flipped & d.chain and not self._move_roots():
+            return False
         for c, n in move.flips:
             if d.kern[c] >= 0 and (
                 role[n] in (VIEW, LEAF) or (role[n] in (BCAST, CONST) and c not in d.must)
@@ -137,16 +137,18 @@ class Step:
             stack.extend(p.kids[d.choice[c]])
         return True
 
-    def _move_roots(self) -> None:
+    def _move_roots(self) -> bool:
         d = self.draft
         before = d.must
-        d.find_roots()
+        if not d.find_roots():
+            return False
         for c in d.must:
             if d.kern[c] < 0:
                 self.store(c, d.new_kernel())
         for c in before:
             if c not in d.must and d.kern[c] >= 0 and not d.readers[c]:
                 self.store(c, -1)
+        return True
 
     def _merge(self, into: int, other: int) -> None:
         d, both = self.draft, {into, other}
