@@ -90,7 +90,8 @@ def corpus(
     """The first `limit` characters of files and folders, or of Python's own library.
 
     Without a limit all of them, of the library the first LIBRARY. A folder gives its files in the
-    order of their names without hidden and binary ones. Text is UTF-8 with errors replaced. Raises DataError when a path is missing or there is no text.
+    order of their names without hidden and binary ones. Text is UTF-8 with errors replaced.
+    Raises DataError when a path is missing or there is no text.
     """
     files = [f for p in paths for f in _files(Path(p))] if paths else standard_library()
     text = _read(files, (limit or sys.maxsize) if paths else (limit or LIBRARY))

@@ -277,11 +277,7 @@ def _half_cosine(start: Scalar, end: Scalar, fraction: Array) -> Array:
 
 
 def _one_minus_power(b: float, step: Array) -> Array:
-    """1 - b**step, to float precision also where b**step is close to 1."""
+    """1 - b**step, exact to the last digits also where b**step is close to 1."""
     if b == 0.0:
         return M.astype(step >= 0, "f32")
-    x = _float(step) * math.log(b)
-    series: Any = 1.0
-    for n in range(9, 1, -1):  # expm1(x) = x (1 + x/2 (1 + x/3 (...)))
-        series = series * x / n + 1.0
-    return -M.where(x > -0.5, x * series, M.exp(x) - 1.0)
+    return -M.expm1(_float(step) * math.log(b))

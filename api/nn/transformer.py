@@ -77,7 +77,7 @@ class FeedForward(Module):
         )
 
     def __call__(self, x: Array) -> Array:
-        return self.down(gelu(self.up(x)))
+        return self.down(gelu(self.up(x), "tanh"))
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

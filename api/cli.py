@@ -1,0 +1,51 @@
+"""The command `eggpu`. Errors of users are told in a line; --debug shows the traceback."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import eggpu
+from eggpu.commands import compile as compile_
+from eggpu.commands import devices, doctor, train
+from eggpu.compiler.errors import EggpuError
+from eggpu.runtime import DeviceError, DonatedError, KernelError
+
+# What a user can mend. Anything else is a mistake in eggpu and shows its traceback.
+_USER_ERRORS = (EggpuError, DeviceError, KernelError, DonatedError, OSError)
+_INTERRUPTED = 130  # as shells count it: 128 + SIGINT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status: 0, 2 for an error that the user can mend, 130 for Ctrl-C."""
+    args = parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except _USER_ERRORS as error:
+        if args.debug:
+            raise
+        print(f"eggpu: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("eggpu: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    out = argparse.ArgumentParser(
+        prog="eggpu", description="Compile tensor programs with an e-graph, run them with WebGPU."
+    )
+    out.add_argument("--version", action="version", version=f"eggpu {eggpu.__version__}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    chosen = argparse.ArgumentParser(add_help=False, parents=[common])
+    chosen.add_argument(
+        "--device", metavar="NAME", help="part of a device's name, or its number in `eggpu devices`"
+    )
+    commands = out.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    devices.add(commands, common)
+    for command in (train, compile_, doctor):
+        command.add(commands, chosen)
+    return out

@@ -1,0 +1,96 @@
+"""Trains a small multilayer perceptron on scikit-learn's handwritten digits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import eggpu as eg
+from eggpu import data, nn
+from eggpu.data import Digits
+from eggpu.train import report
+from eggpu.train.loop import fit
+from eggpu.train.progress import display
+from eggpu.train.run import Result, Run, positive, settings
+from eggpu.train.task import Batch, Task, initial_state, training_step
+
+STEPS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class MLPConfig:
+    """The model, the batches and the optimizer."""
+
+    hidden: int = 128
+    batch: int = 64
+    lr: float = 3e-3
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive(self, "hidden", "batch", "lr", "clip")
+
+
+def loss(model: nn.MLP, x: eg.Array, y: eg.Array) -> eg.Array:
+    """Nats a digit."""
+    return nn.cross_entropy(model(x), y)
+
+
+def train_mlp(changes: Mapping[str, Any] | None = None, *, run: Run) -> Result:
+    """Train an MLP on handwritten digits; see train_gpt for `changes` and `run`."""
+    config, saved = settings(MLPConfig, "mlp", changes or {}, run, ("hidden",))
+    run = run.limited(saved.get("steps") or STEPS)
+    digits = data.digits(config.seed)
+    task = _task(config, digits, run)
+    task.resume(run)
+    shown = display(run.quiet)
+    count = nn.count_parameters(task.model)
+    shown.say(f"MLP, {count:,} parameters, on {eg.device().target.name}")
+    result = fit(task, run, shown)
+    report.write_losses(result.history, run.out / "loss.csv")
+    if result.interrupted:
+        print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
+        return result
+    about = report.write_report(task, result, run, "MLP", ("guessing", math.log(10)))
+    right = accuracy(result.model, digits)
+    shown.say(
+        f"\nafter {result.steps} steps in {result.seconds:.1f} s: validation loss "
+        f"{result.valid:.4f} (guessing: {math.log(10):.4f}), {right:.1%} of unseen digits right\n\n"
+        f"{about}"
+    )
+    return result
+
+
+def accuracy(model: nn.MLP, digits: Digits) -> float:
+    """The share of validation digits that the model tells right."""
+    guesses = eg.compile(lambda model, x: model(x).argmax(-1), name="mlp_guess")
+    return float(np.mean(np.asarray(guesses(model, digits.valid_x)) == digits.valid_y))
+
+
+def _task(config: MLPConfig, digits: Digits, run: Run) -> Task:
+    model = nn.MLP((64, config.hidden, 10), key=config.seed)
+    compiled = eg.compile(loss, name="mlp_loss")
+
+    def batch(i: int) -> Batch:
+        generator = np.random.default_rng((config.seed, i))
+        rows = generator.integers(0, len(digits.train_x), config.batch)
+        return digits.train_x[rows], digits.train_y[rows]
+
+    return Task(
+        step=training_step(
+            loss, lr=config.lr, weight_decay=config.weight_decay, clip=config.clip, name="mlp_step"
+        ),
+        evaluate=lambda model: float(compiled(model, digits.valid_x, digits.valid_y)),
+        batch=batch,
+        model=model,
+        state=initial_state(model),
+        config={"mlp": dataclasses.asdict(config), "steps": run.steps},
+        items=config.batch,
+        unit="digits",
+    )

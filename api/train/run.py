@@ -1,0 +1,106 @@
+"""What a run is told and what it comes to: settings, limits, losses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from eggpu.checkpoint import CheckpointError, read_metadata
+from eggpu.compiler.errors import EggpuError
+
+Config = TypeVar("Config")
+
+
+class TrainingError(EggpuError):
+    """A run that cannot start or go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where a run writes to, how long it takes, and how often it looks up.
+
+    With `minutes` it ends then, with the learning rate at its end; `steps` is then an upper bound.
+    """
+
+    out: Path
+    steps: int | None = None
+    minutes: float | None = None
+    quiet: bool = False
+    resume: Path | None = None
+    log_every: int = 10
+    eval_every: int = 250
+    save_every: int = 500
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "minutes", "log_every", "eval_every", "save_every"):
+            if getattr(self, name) is not None:
+                positive(self, name)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the model and the optimizer's state are saved."""
+        return self.out / "checkpoint.safetensors"
+
+    def limited(self, steps: int) -> Run:
+        """This run, with `steps` steps if it was given no limit."""
+        free = self.steps is None and self.minutes is None
+        return dataclasses.replace(self, steps=steps) if free else self
+
+
+@dataclass(slots=True)
+class History:
+    """Losses by step: of training batches, and of validation."""
+
+    train: list[tuple[int, float]] = field(default_factory=list)
+    valid: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to."""
+
+    steps: int
+    interrupted: bool
+    history: History
+    checkpoint: Path
+    model: Any
+    seconds: float  # of training, without compiling
+
+    @property
+    def valid(self) -> float:
+        """The last validation loss."""
+        return self.history.valid[-1][1] if self.history.valid else math.nan
+
+
+def positive(settings: Any, *names: str) -> None:
+    """Raise TrainingError unless these fields are above 0."""
+    for name in names:
+        value = getattr(settings, name)
+        if not value > 0:
+            raise TrainingError(f"{name.replace('_', '-')} must be above 0, got {value}")
+
+
+def settings(
+    kind: type[Config], name: str, changes: Mapping[str, Any], run: Run, fixed: Sequence[str]
+) -> tuple[Config, dict[str, Any]]:
+    """`kind` with `changes` from its defaults or from what the run resumes, and all that was saved.
+
+    `fixed` fields belong to the saved model and cannot change.
+    """
+    if run.resume is None:
+        return kind(**changes), {}
+    saved = read_metadata(run.resume).config
+    try:
+        config = kind(**saved[name])
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{run.resume} is no checkpoint of `eggpu train {name}`") from None
+    for key in fixed:
+        kept = getattr(config, key)
+        if changes.get(key, kept) != kept:
+            came = f"{key} {kept}, which cannot become {changes[key]}"
+            raise TrainingError(f"{run.resume} has {came}")
+    return dataclasses.replace(config, **changes), saved  # type: ignore[type-var]

@@ -1,0 +1,75 @@
+"""A model in training: one compiled step, batches by number, and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import eggpu as eg
+from eggpu import nn, optim
+from eggpu.checkpoint import load_checkpoint, save_checkpoint
+from eggpu.train.run import Run, TrainingError
+
+Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets
+
+
+@dataclass(slots=True)
+class Task:
+    """A model in training, and all that the loop needs to know about it."""
+
+    step: Any  # (model, state, inputs, targets, total) -> (model, state, loss), donating two
+    evaluate: Callable[[Any], float]
+    batch: Callable[[int], Batch]
+    model: Any
+    state: Any
+    config: dict[str, Any]  # kept in checkpoints
+    items: int  # in a batch
+    unit: str
+    start: int = 0
+
+    def advance(self, i: int, total: float) -> eg.Array:
+        """Step i of `total`; the loss before it, not waited for."""
+        arguments = (*self.batch(i), np.float32(total))
+        self.model, self.state, loss = self.step(self.model, self.state, *arguments)
+        return loss
+
+    def save(self, path: Path, steps: int) -> None:
+        """A checkpoint after `steps` steps."""
+        tree = {"model": self.model, "state": self.state}
+        save_checkpoint(path, tree, step=steps, config=self.config)
+
+    def resume(self, run: Run) -> None:
+        """Go on from the run's checkpoint, if it has one."""
+        if run.resume is None:
+            return
+        tree = {"model": self.model, "state": self.state}
+        tree, metadata = load_checkpoint(run.resume, tree)
+        self.model, self.state, self.start = tree["model"], tree["state"], metadata.step
+        if run.steps is not None and self.start >= run.steps:
+            came = f"{run.resume} has {self.start} steps already"
+            raise TrainingError(f"nothing to do: {came}; ask for more with --steps")
+
+
+def training_step(
+    loss: Callable[..., eg.Array], *, lr: float, weight_decay: float, clip: float, name: str
+) -> Any:
+    """One program: loss, gradients, clipping, AdamW along a warm cosine over `total` steps."""
+
+    def step(model: Any, state: Any, inputs: Any, targets: Any, total: Any) -> Any:
+        schedule = optim.cosine(lr, warmup=total * 0.05, steps=total, floor=lr * 0.02)
+        optimizer = optim.adamw(schedule, b2=0.99, weight_decay=weight_decay)
+        value, grads = eg.value_and_grad(loss)(model, inputs, targets)
+        grads = optim.clip_by_global_norm(grads, clip)
+        model, state = optimizer.update(model, state, grads)
+        return model, state, value
+
+    return eg.compile(step, donate=("model", "state"), name=name)
+
+
+def initial_state(model: nn.Module) -> optim.AdamState:
+    """The optimizer's state before the first step."""
+    return optim.adamw(0.0).init(model)
