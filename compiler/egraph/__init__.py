@@ -26,7 +26,9 @@ def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapsh
     report = EGraphReport(graph.name)
     clock = _Clock(report)
     program = topological(graph.outputs)
-    equations = [(rule.base, *pair) for rule in options.program_rules() for pair in rule.find(program)]
+    equations = [
+        (rule.base, *pair) for rule in options.program_rules() for pair in rule.find(program)
+    ]
     makers = _makers(program, equations)
     nodes = [*program, *makers]
     forms, rules = language_of([form_of(n.op, len(n.operands)) for n in nodes], options.rules())
@@ -36,7 +38,7 @@ def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapsh
     for _, old, new in equations:
         engine.run(f"(union (node {number[old]}) (node {number[new]}))")
     clock("insert")
-    runs = run_phases(engine, options, len(program), forms)
+    runs = run_phases(engine, options, len(program), forms, rules)
     clock("saturate")
     frozen = freeze(engine, forms, nodes, NAMED.values(), makers)
     found = snapshot(frozen, nodes, len(program), [number[o] for o in graph.outputs])
@@ -45,7 +47,9 @@ def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapsh
     return found, report
 
 
-def _makers(program: Sequence[Node], equations: Sequence[tuple[str, Node, Node]]) -> dict[Node, str]:
+def _makers(
+    program: Sequence[Node], equations: Sequence[tuple[str, Node, Node]]
+) -> dict[Node, str]:
     """The nodes that rules about the whole program add, operands first, and the rule that made each."""
     known = set(program)
     made: dict[Node, str] = {}
@@ -88,7 +92,8 @@ def _fill(report: EGraphReport, runs: list[Run], frozen: Frozen) -> None:
         report.rounds.append(Round(run.phase, run.steps, run.nodes, run.classes, fired))
     report.recognized = recognized(frozen)
     report.matches = dict(sorted(total.items()))
-    report.stop = runs[-1].stop if runs else "saturated"
+    stops = [f"{run.stop} in {run.phase}" for run in runs if run.stop != "saturated"]
+    report.stop = ", ".join(stops) or "saturated"
 
 
 def recognized(frozen: Frozen) -> dict[str, tuple[int, int]]:
@@ -98,7 +103,9 @@ def recognized(frozen: Frozen) -> dict[str, tuple[int, int]]:
         if stone.report:
             # a gradient is counted once for all the numbers that multiply it
             rows = frozen.named[stone.name]
-            found.setdefault(stone.report, set()).update(kids[0] if stone.name == "SoftmaxGrad" else cls for kids, cls in rows)
+            found.setdefault(stone.report, set()).update(
+                kids[0] if stone.name == "SoftmaxGrad" else cls for kids, cls in rows
+            )
     found["rms norm"] -= found["layer norm"]  # a layer norm is one of centered values
     out = {name: (len(classes), 0) for name, classes in found.items() if classes}
     return out | _attention(frozen, found["softmax"])
@@ -114,5 +121,8 @@ def _attention(frozen: Frozen, softmax: set[Class]) -> dict[str, tuple[int, int]
     forward = {p for name in ("Weights", "WeightsX") for _, p in frozen.named[name]} & used
     differentiated = {kids[0] for kids, _ in frozen.named["SoftmaxGrad"]} & used
     backward = {kids[3] for kids, _ in frozen.named["ScoreGrad"] if results.get(kids[0], 0)} & used
-    counts = {"attention": (len(forward), len(used)), "attention backward": (len(backward), len(differentiated))}
+    counts = {
+        "attention": (len(forward), len(used)),
+        "attention backward": (len(backward), len(differentiated)),
+    }
     return {name: count for name, count in counts.items() if count[1]}

@@ -32,23 +32,31 @@ FUNCTIONS = (
 )
 # numbers of constants; NaN and overflow of the engine's doubles match nothing
 FOLDS = {"Add": "(+ a b)", "Sub": "(- a b)", "Mul": "(* a b)", "Div": "(/ a b)"}
+_SAME_DTYPE = (Kind.ELEMENTWISE, Kind.REDUCE, Kind.CONTRACT, Kind.MOVE)  # as an operand's, unless they say otherwise
 SAME_NUMBER = ("Reshape", "Broadcast", "Transpose", "Slice", "Flip", "StopGradient", "Identity")
 
 
 def derived() -> frozenset[str]:
     """The constructors of which the rules know both shape and dtype."""
     texts = {f.name: " ".join(_types(f)) for f in families().values() if not f.variadic}
-    known = {name for name, text in texts.items() if "(set (shape" in text and "(set (dtype" in text}
+    known = {
+        name for name, text in texts.items() if "(set (shape" in text and "(set (dtype" in text
+    }
     return frozenset(known | {"Literal"})
 
 
 def facts(perms: Iterable[tuple[int, ...]] = ()) -> list[str]:
     """Tables by rank; inverses of all permutations up to rank 4, and of the given ones and their inverses."""
     out = ['(float "f32")', '(float "f16")', '(signed "f32")', '(signed "i32")']
-    out += [f"(power-of-two {float_text(sign * 2.0**k)})" for k in range(-16, 17) for sign in (1, -1)]
+    out += [
+        f"(power-of-two {float_text(sign * 2.0**k)})" for k in range(-16, 17) for sign in (1, -1)
+    ]
     known = {p for r in range(5) for p in itertools.permutations(range(r))}
     known.update(q for p in perms for q in (p, inverse(p)))
-    out += [f"(set (inverse-perm {integers_text(p)}) {integers_text(inverse(p))})" for p in sorted(known)]
+    out += [
+        f"(set (inverse-perm {integers_text(p)}) {integers_text(inverse(p))})"
+        for p in sorted(known)
+    ]
     for r in range(7):
         out.append(f"(set (ones {r}) {integers_text((1,) * r)})")
         out.append(f"(set (identity-perm {r}) {integers_text(range(r))})")
@@ -78,7 +86,12 @@ def rules(declared: Container[str]) -> list[str]:
         if op in declared
     ]
     if "Neg" in declared:
-        out.append(_rule("(= root (Neg x)) (= a (uniform x)) (= d (dtype root)) (float d)", "(set (uniform root) (neg a))"))
+        out.append(
+            _rule(
+                "(= root (Neg x)) (= a (uniform x)) (= d (dtype root)) (float d)",
+                "(set (uniform root) (neg a))",
+            )
+        )
     out += [
         _rule("(= root (Literal v d))", "(set (uniform root) v) (set (shape root) (vec-empty))"),
         _rule("(= root (Full v d s))", "(set (uniform root) v) (set (dtype root) d) (set (shape root) s)"),
@@ -106,7 +119,7 @@ def _types(family: Family) -> Iterator[str]:
     operands = [f"x{i}" for i in range(family.least)]
     attributes = [f"a-{name}" for name, _ in family.fields]
     this = f"(= root ({' '.join([family.name, *operands, *attributes])}))"
-    if family.kind in (Kind.TUPLE, Kind.GET):
+    if "a-dtype" not in attributes and family.kind not in _SAME_DTYPE:
         return
     if "a-dtype" in attributes:
         yield _rule(this, "(set (dtype root) a-dtype)")

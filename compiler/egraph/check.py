@@ -1,4 +1,4 @@
-"""Rules on values: both sides of a rule as nodes for sample variables, and their difference in double precision.
+"""Rules on samples: both sides on values, and whether the engine takes the left side to the right one.
 
 The rule's own text is what is evaluated, so nothing is declared twice.
 """
@@ -7,48 +7,111 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..errors import IRError
-from ..ir import Graph, Kind, Node, make, topological
+from ..ir import Graph, Node, make
 from ..ops import full, input_node
 from ..ops.move import inverse
 from ..reference import evaluate
-from ..types import TupleType, parse_type
-from .patterns import Rule, Term, is_constant, head_form, is_number, operand_count, parse
+from ..types import DType, TupleType, bool_, f32, parse_type
+from .engine import Engine
+from .language import SORT_OF, Form, form_of, integers_text, string_text
+from .patterns import Rule, Term, forms_in, head_form, is_constant, is_number, operand_count, parse
 from .rules.named import NAMED
+from .saturate import language_of, prepare
 
+_SHAPES = ("f32[3, 4]", "f32[2, 1, 5]", "f32[]")
 _NUMBERS = (2.5, -0.75, 3.0)
-DEFAULT = ("f32[3, 4]", "f32[2, 1, 5]", "f32[]")
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "abs": abs, "neg": lambda a: -a,
-    "/": lambda a, b: a / b if isinstance(a, float) else int(a / b), "%": math.fmod,
-    "<": lambda a, b: a < b, "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
-    "!=": lambda a, b: a != b, "to-f64": float, "to-i64": int, "max": max, "min": min,
-    "vec-of": lambda *a: tuple(a), "vec-empty": tuple, "vec-get": lambda v, i: v[i], "vec-length": len,
-    "vec-set": lambda v, i, x: (*v[:i], x, *v[i + 1 :]), "vec-append": lambda *v: sum(v, ()),
-    "vec-push": lambda v, x: (*v, x),
-    "shape": lambda x: x.shape, "dtype": lambda x: x.dtype.name, "float": lambda d: d in ("f32", "f16"),
-    "signed": lambda d: d in ("f32", "i32"), "structured": lambda _: 0,
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b if isinstance(a, float) else int(a / b),
+    "%": math.fmod,
+    "neg": lambda a: -a,
+    "abs": abs,
+    "max": max,
+    "min": min,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "!=": lambda a, b: a != b,
+    "to-f64": float,
+    "to-i64": int,
+    "vec-of": lambda *a: a,
+    "vec-empty": tuple,
+    "vec-get": lambda v, i: v[i],
+    "vec-length": len,
+    "vec-set": lambda v, i, x: (*v[:i], x, *v[i + 1 :]),
+    "shape": lambda x: x.node.shape,
+    "dtype": lambda x: x.node.dtype.name,
+    "float": lambda d: d in ("f32", "f16"),
+    "signed": lambda d: d in ("f32", "i32"),
+    "structured": lambda mask: 1 if mask.text.startswith("(Causal") else 0,
     "power-of-two": lambda c: math.frexp(c)[0] in (0.5, -0.5),
-    "ones": lambda r: (1,) * r, "identity-perm": lambda r: tuple(range(r)), "inverse-perm": lambda p: inverse(p),
+    "ones": lambda r: (1,) * r,
+    "identity-perm": lambda r: tuple(range(r)),
     "swap-perm": lambda r: (*range(r - 2), r - 1, r - 2),
-}  # fmt: skip
+    "inverse-perm": inverse,
+}
 
 
 @dataclass(frozen=True)
-class Instance:
-    """A rule for one sample: its two sides as graphs over the same inputs."""
+class Made:
+    """An array of a sample: as a node, and as a term of the engine."""
 
-    left: Node
-    right: Node
-    inputs: tuple[Node, ...]
-    positive: frozenset[Node]
+    node: Node
+    text: str
 
-    def arrays(self, seed: int = 0) -> list[np.ndarray]:
+
+@dataclass
+class Sample:
+    """A rule with values for its variables. `positive` are the inputs that must not be negative or zero."""
+
+    rule: Rule
+    given: Mapping[str, Any]
+    env: dict[str, Any] = field(default_factory=dict)
+    inputs: list[Node] = field(default_factory=list)
+    positive: set[Node] = field(default_factory=set)
+    made: list[Made] = field(default_factory=list)
+    forms: set[Form] = field(default_factory=set)
+    equal: list[tuple[Made, Made]] = field(default_factory=list)
+    unmet: list[Term] = field(default_factory=list)
+
+    def left(self) -> Made:
+        """The left side, after which all conditions are checked and all variables are known."""
+        self._conditions()
+        left = self.value(parse(self.rule.left))
+        self.env["root"] = left
+        self._conditions()
+        return left
+
+    def right(self) -> Made:
+        return self.value(parse(self.rule.right))
+
+    def bind(self, name: str, value: Any) -> None:
+        """Give a variable a value, an array of a type (`f32[3, 4]`) or a term of other variables."""
+        if isinstance(value, str) and value.startswith("("):
+            value = self.value(parse(value))
+        elif isinstance(value, str) and value.endswith("]"):
+            node = input_node(len(self.inputs), name, parse_type(value.removeprefix("positive ")))
+            self.inputs.append(node)
+            if value.startswith("positive "):
+                self.positive.add(node)
+            value = self._made(node, self._leaf(node))
+        self.env[name] = value
+
+    def _leaf(self, node: Node) -> str:
+        form = form_of(node.op, 0)
+        self.forms.add(form)
+        return f"({' '.join([form.name, *form.attribute_texts(node.op)])})"
+
+    def arrays(self, seed: int) -> list[np.ndarray]:
         """Random values for the inputs."""
         rng = np.random.default_rng(seed)
         return [self._array(n, rng) for n in self.inputs]
@@ -61,166 +124,185 @@ class Instance:
         values = rng.standard_normal(node.shape)
         return np.abs(values) + 0.1 if node in self.positive else values
 
-    def values(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Both sides in double precision."""
-        graph = Graph("rule", self.inputs, (self.left, self.right))
-        left, right = evaluate(graph, self.arrays(seed), np.float64)
-        return left, right
+    def _conditions(self) -> None:
+        """Bind what conditions define; note in `unmet` those that are false or still open."""
+        waiting = [parse(c) for c in self.rule.when]
+        self.equal.clear()
+        self.unmet.clear()
+        while waiting:
+            later = [term for term in waiting if not self._condition(term)]
+            if len(later) == len(waiting):
+                break
+            waiting = later
+        self.unmet += waiting
+
+    def _condition(self, term: Term) -> bool:
+        """Whether a condition could be decided; it binds a variable that it defines."""
+        try:
+            if term[0] != "=":
+                if not self.value(term):
+                    self.unmet.append(term)
+                return True
+            _, a, b = term
+            for name, other in ((a, b), (b, a)):
+                if _is_variable(name) and name not in self.env:
+                    self.env[name] = self.value(other)
+                    return True
+            left, right = self.value(a), self.value(b)
+        except KeyError:
+            return False
+        if isinstance(left, Made):
+            self.equal.append((left, right))
+        elif left != right:
+            self.unmet.append(term)
+        return True
+
+    def value(self, term: Term) -> Any:
+        """An array, tuple, number or text; KeyError for a variable without a value."""
+        if isinstance(term, str):
+            if is_number(term):
+                return int(term) if term.lstrip("+-").isdigit() else float(term)
+            return term[1:-1] if term.startswith('"') else self.env[term]
+        head = str(term[0])
+        if head == "const":
+            like = self.value(term[2]).node
+            return self._full(self.value(term[1]), like.shape, like.dtype)
+        if head in _ARITHMETIC:
+            return _ARITHMETIC[head](*(self.value(t) for t in term[1:]))
+        count = operand_count(term)
+        operands = self._operands(term, count)
+        attributes = [self.value(t) for t in term[1 + count :]]
+        form = head_form(term)
+        if form is not None:
+            return self._op(form, operands, attributes)
+        nodes, texts = [o.node for o in operands], [o.text for o in operands]
+        rest = [_attribute(v, s) for v, s in zip(attributes, NAMED[head].attributes)]
+        text = f"({' '.join([head, *texts, *rest])})"
+        return self._made(NAMED[head].meaning(*nodes, *attributes), text)
+
+    def _op(self, form: Form, operands: list[Made], attributes: list[Any]) -> Made:
+        self.forms.add(form)
+        typed = [float(v) if sort.name == "f64" else v for v, (_, sort) in zip(attributes, form.family.fields)]
+        values = {name: v for v, (name, _) in zip(typed, form.family.fields)}
+        node = make(form.family.entry(**values), *(o.node for o in operands))
+        texts = [sort.text(v) for v, (_, sort) in zip(typed, form.family.fields)]
+        return self._made(node, f"({' '.join([form.name, *(o.text for o in operands), *texts])})")
+
+    def _operands(self, term: Term, count: int) -> list[Made]:
+        """Operands; a number takes the type of the operand beside it, and is bool as a condition."""
+        items = term[1 : 1 + count]
+        known = {k: self.value(t) for k, t in enumerate(items) if not is_constant(t)}
+        if len(known) == count:
+            return list(known.values())
+        like = next(iter(known.values())).node
+        typed = [m.node.dtype for k, m in known.items() if term[0] != "Select" or k > 0]
+        out = []
+        for k, item in enumerate(items):
+            if k in known:
+                out.append(known[k])
+                continue
+            number = float(self.env[item[1:]] if item[0] == "#" else item)  # type: ignore[arg-type]
+            choice = bool_ if term[0] == "Select" and k == 0 else (*typed, f32)[0]
+            out.append(self._full(number, like.shape, choice))
+        return out
+
+    def _full(self, value: float, shape: tuple[int, ...], dtype: DType) -> Made:
+        text = f"(Full {SORT_OF[float].text(float(value))} {string_text(dtype.name)} {integers_text(shape)})"
+        return self._made(full(value, shape, dtype), text)
+
+    def _made(self, node: Node, text: str) -> Made:
+        self.made.append(Made(node, text))
+        return self.made[-1]
 
 
-def instances(rule: Rule) -> Iterator[Instance]:
-    """The rule for each of its samples; without any, for arrays of a few shapes."""
-    for sample in rule.samples or _defaults(rule):
-        yield instantiate(rule, sample)
+def samples(rule: Rule) -> Iterator[Sample]:
+    """The rule with each of its samples; without any, with arrays of a few shapes."""
+    for values in rule.samples or _defaults(rule):
+        yield sample(rule, values)
 
 
-def _defaults(rule: Rule) -> Iterator[dict[str, Any]]:
-    names = _variables(rule)
-    numbers = {n[1:]: value for n, value in zip((n for n in names if n[0] == "#"), _NUMBERS)}
-    for text in DEFAULT:
-        yield {n: text for n in names if n[0] != "#"} | numbers
+def sample(rule: Rule, values: Mapping[str, Any]) -> Sample:
+    """The rule with these values of its variables."""
+    out = Sample(rule, values)
+    for name, value in values.items():
+        out.bind(name, value)
+    return out
 
 
 def check_rule(rule: Rule, seed: int = 0) -> float:
-    """The largest relative difference of the two sides over all samples; IRError where a type or a condition differs."""
+    """The largest relative difference of the two sides over all samples, in double precision.
+
+    IRError when a sample does not meet the conditions, or when types or infinities and NaN differ.
+    """
     worst = 0.0
-    for instance in instances(rule):
-        left, right = instance.values(seed)
-        both = np.isfinite(left) & np.isfinite(right)
-        if instance.left.type != instance.right.type or not np.array_equal(left[~both], right[~both], equal_nan=True):
-            raise IRError(f"rule {rule.name}: {instance.left!r} differs from {instance.right!r}")
-        if left.dtype.kind == "f":
-            size = 1 + np.abs(left[both]).max(initial=0.0)
-            worst = max(worst, float(np.abs(left[both] - right[both]).max(initial=0.0) / size))
-        elif not np.array_equal(left, right):
-            raise IRError(f"rule {rule.name}: {instance.left!r} differs from {instance.right!r}")
+    for one in samples(rule):
+        left, right = one.left().node, one.right().node
+        if one.unmet or left.type != right.type:
+            raise IRError(f"rule {rule.name}: {left!r} and {right!r} differ, or {one.unmet} do not hold")
+        graph = Graph(rule.base, tuple(one.inputs), (left, right))
+        a, b = (np.asarray(v, np.float64) for v in evaluate(graph, one.arrays(seed), np.float64))
+        both = np.isfinite(a) & np.isfinite(b)
+        if not np.array_equal(a[~both], b[~both], equal_nan=True):
+            raise IRError(f"rule {rule.name}: infinities or NaN of {left!r} differ")
+        error = np.abs(a[both] - b[both]).max(initial=0.0) / (1 + np.abs(a[both]).max(initial=0.0))
+        worst = max(worst, float(error))
     return worst
 
 
-def instantiate(rule: Rule, sample: Mapping[str, Any]) -> Instance:
-    """Both sides of a rule; IRError when its conditions do not hold for the sample."""
-    env: dict[str, Any] = {}
-    inputs: list[Node] = []
-    positive: set[Node] = set()
-    for name, value in sample.items():
-        if isinstance(value, str) and value.endswith("]") and "(" not in value:
-            text = value.removeprefix("positive ")
-            value = input_node(len(inputs), name, parse_type(text))
-            inputs.append(value)
-            if text != sample[name]:
-                positive.add(value)
-        elif isinstance(value, str) and value.startswith("("):
-            value = _value(parse(value), env)
-        env[name] = value
-    conditions = [parse(c) for c in rule.when]
-    _solve(rule, conditions, env)
-    left = env[rule.left] if rule.left in env else _value(parse(rule.left), env)
-    env["root"] = left
-    _solve(rule, conditions, env, final=True)
-    right = _value(parse(rule.right), env)
-    return Instance(left, right, tuple(inputs), frozenset(positive))
+def fires(rule: Rule, values: Mapping[str, Any]) -> bool:
+    """Whether the engine, given the left side for these values, matches the rule and so equates both sides.
+
+    Conditions may be false for the values: then they must keep the rule from matching.
+    """
+    one = sample(rule, values)
+    left = one.left()
+    right = one.right() if not one.unmet else None
+    forms, _ = language_of(sorted(one.forms | forms_in([rule]), key=lambda f: f.name), [])
+    perms = [v for v in one.env.values() if isinstance(v, tuple) and sorted(v) == [*range(len(v))]]
+    engine = prepare([rule], forms, perms)
+    for k, made in enumerate(dict.fromkeys(one.made)):
+        _insert(engine, k, made)
+    for a, b in one.equal:
+        engine.run(f"(union {a.text} {b.text})")
+    engine.step("(seq (saturate (run types)) (run facts))")
+    step = engine.step(f"(run {rule.theme})")
+    matched = any(n for name, n in step.matches.items() if name.startswith(f"{rule.name}#"))
+    if matched and right is not None:
+        engine.step("(saturate (run types))")
+        engine.run(f"(check (= {left.text} {right.text}))")
+    return matched
 
 
-def _solve(rule: Rule, conditions: list[Term], env: dict[str, Any], final: bool = False) -> None:
-    """Bind what conditions define, and check the others."""
-    waiting = list(conditions)
-    while waiting:
-        later = []
-        for term in waiting:
-            try:
-                holds = _holds(term, env)
-            except KeyError:
-                later.append(term)
-                continue
-            if not holds:
-                raise IRError(f"rule {rule.name}: the sample does not meet {term}")
-        if len(later) == len(waiting):
-            break
-        waiting = later
-    if final and waiting:
-        raise IRError(f"rule {rule.name}: the sample leaves {waiting} open")
+def _insert(engine: Engine, number: int, made: Made) -> None:
+    """A term with its type; results of kernels are inside other terms."""
+    if isinstance(made.node.type, TupleType):
+        return
+    name = f"(node {number})"
+    engine.run(f"(set {name} {made.text})")
+    engine.run(f"(set (shape {name}) {integers_text(made.node.shape)})")
+    engine.run(f"(set (dtype {name}) {string_text(made.node.dtype.name)})")
 
 
-def _holds(term: Term, env: dict[str, Any]) -> bool:
-    if term[0] != "=":
-        return bool(_value(term, env))
-    _, a, b = term
-    for name, other in ((a, b), (b, a)):
-        if isinstance(name, str) and name not in env and not is_number(name) and name[0] not in '"':
-            env[name] = _value(other, env)
-            return True
-    left, right = _value(a, env), _value(b, env)
-    # two forms of one value: equal types are all that a sample can promise before evaluation
-    return left.type == right.type if isinstance(left, Node) else left == right
+def _attribute(value: Any, sort: str) -> str:
+    for known in SORT_OF.values():
+        if known.name == sort:
+            return known.text(float(value) if sort == "f64" else value)
+    raise IRError(f"no attribute has sort {sort}")
 
 
-def _value(term: Term, env: Mapping[str, Any]) -> Any:
-    """A node, tuple, number or text; KeyError for a variable without a value."""
+def _is_variable(term: Term) -> bool:
+    return isinstance(term, str) and not is_number(term) and not term.startswith('"')
+
+
+def _defaults(rule: Rule) -> Iterator[dict[str, Any]]:
+    names = _variables(parse(rule.left))
+    numbers = {n[1:]: value for n, value in zip((n for n in names if n[0] == "#"), _NUMBERS)}
+    for text in _SHAPES:
+        yield {n: text for n in names if n[0] != "#"} | numbers
+
+
+def _variables(term: Term) -> list[str]:
+    """The variables of a pattern, in order."""
     if isinstance(term, str):
-        if is_number(term):
-            return float(term) if "." in term or "e" in term or "inf" in term else int(term)
-        return term[1:-1] if term.startswith('"') else env[term]
-    head = term[0]
-    if head == "const":
-        like = _value(term[2], env)
-        return full(_value(term[1], env), like.shape, like.dtype)
-    if head == "uniform":
-        return next(v for k, v in env.items() if f"#{k}" == term[1])
-    if isinstance(head, str) and head in _ARITHMETIC:
-        return _ARITHMETIC[head](*(_value(t, env) for t in term[1:]))
-    count = operand_count(term)
-    operands = _operands(term, count, env)
-    attributes = [_value(t, env) for t in term[1 + count :]]
-    form = head_form(term)
-    if form is not None:
-        names = [name for name, _ in form.family.fields]
-        values = {n: _typed(v, sort.name) for n, v, (_, sort) in zip(names, attributes, form.family.fields)}
-        return make(form.family.entry(**values), *operands)
-    if isinstance(head, str) and head in NAMED:
-        return NAMED[head].meaning(*operands, *attributes)
-    raise IRError(f"no value is known for {head}")
-
-
-def _typed(value: Any, sort: str) -> Any:
-    return float(value) if sort == "f64" else value
-
-
-def _operands(term: Term, count: int, env: Mapping[str, Any]) -> list[Node]:
-    """Operand nodes; constants take the type of the operand beside them."""
-    items = term[1 : 1 + count]
-    out = [None if is_constant(t) else _value(t, env) for t in items]
-    for k, item in enumerate(items):
-        if out[k] is None:
-            number = float(item) if is_number(item) else float(env[item[1:]])  # type: ignore[index, arg-type]
-            like = next(o for o in out if o is not None)
-            is_condition = term[0] == "Select" and k == 0
-            out[k] = full(number, like.shape, parse_type("bool").dtype if is_condition else _number_dtype(term, out, like))
-    return out  # type: ignore[return-value]
-
-
-def _number_dtype(term: Term, out: list[Node | None], like: Node) -> Any:
-    known = [o for k, o in enumerate(out) if o is not None and not (term[0] == "Select" and k == 0)]
-    return known[0].dtype if known else parse_type("f32").dtype
-
-
-def _variables(rule: Rule) -> list[str]:
-    """The free variables of the left side, in order."""
-    found: dict[str, None] = {}
-
-    def walk(term: Term) -> None:
-        if isinstance(term, str):
-            if not is_number(term):
-                found.setdefault(term)
-            return
-        for item in term[1:]:
-            walk(item)
-
-    walk(parse(rule.left))
-    return list(found)
-
-
-def snapshot_values(graph: Graph, inputs: list[np.ndarray]) -> dict[Node, Any]:
-    """The value of every node of a graph in double precision."""
-    order = [n for n in topological(graph.outputs) if not isinstance(n.type, TupleType) and n.kind is not Kind.INPUT]
-    values = evaluate(graph.replace(outputs=tuple(order), output_names=()), inputs, np.float64)
-    return dict(zip(order, values, strict=True))
+        return [] if is_number(term) else [term]
+    return list(dict.fromkeys(v for item in term[1:] for v in _variables(item)))

@@ -21,7 +21,9 @@ def encode(engine: Engine, nodes: Sequence[Node], derived: frozenset[str]) -> di
         depth[node] = 1 + max((depth[o] for o in node.operands), default=0)
         text = f"(set (node {i}) {term(node, number)})"
         name = form_of(node.op, len(node.operands)).name
-        if not isinstance(node.type, TupleType) and (depth[node] % STATED == 0 or name not in derived):
+        if not isinstance(node.type, TupleType) and (
+            depth[node] % STATED == 0 or name not in derived
+        ):
             text += (f"(set (shape (node {i})) {integers_text(node.shape)})"
                      f"(set (dtype (node {i})) {string_text(node.dtype.name)})")  # fmt: skip
         engine.run(text)

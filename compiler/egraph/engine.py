@@ -50,7 +50,11 @@ class Engine:
     def count(self, constructors: Iterable[str]) -> tuple[int, int]:
         """How many e-nodes and e-classes the rows of these constructors are."""
         functions = self._egraph.freeze().functions
-        outputs = [(functions[c].output_sort, row.output) for c in constructors for row in functions[c].rows]
+        outputs = [
+            (functions[c].output_sort, row.output)
+            for c in constructors
+            for row in functions[c].rows
+        ]
         return len(outputs), len(set(outputs))
 
     def freeze(self) -> dict[str, list[tuple[list[Any], Any]]]:

@@ -146,7 +146,9 @@ def families() -> dict[str, Family]:
 
 def form_of(op: Op, arity: int) -> Form:
     """The constructor of an op applied to `arity` operands."""
-    return _form(camel(op.name) if isinstance(op, (Elementwise, Reduce)) else type(op).__name__, arity)
+    return _form(
+        camel(op.name) if isinstance(op, (Elementwise, Reduce)) else type(op).__name__, arity
+    )
 
 
 @cache
@@ -160,12 +162,23 @@ def _concrete(cls: type) -> list[type]:
 
 
 def _elementwise(entry: Elementwise) -> Family:
-    return Family(camel(entry.label), Kind.ELEMENTWISE, entry.arity, False, (), lambda: entry, Elementwise, entry)
+    return Family(
+        camel(entry.label),
+        Kind.ELEMENTWISE,
+        entry.arity,
+        False,
+        (),
+        lambda: entry,
+        Elementwise,
+        entry,
+    )
 
 
 def _reduction(combine: str) -> Family:
     rest = tuple(f for f in _fields(Reduce) if f[0] != "combine")
-    return Family(camel(combine), Kind.REDUCE, 1, False, rest, lambda **kw: Reduce(combine, **kw), Reduce)
+    return Family(
+        camel(combine), Kind.REDUCE, 1, False, rest, lambda **kw: Reduce(combine, **kw), Reduce
+    )
 
 
 def _plain(cls: type) -> Family:
@@ -180,5 +193,7 @@ def _fields(cls: type) -> tuple[tuple[str, Sort], ...]:
     names = [f.name for f in fields(cls) if f.compare]
     for name in names:
         if hints[name] not in SORT_OF:
-            raise IRError(f"{cls.__name__}.{name} needs a type that the e-graph knows ({', '.join(map(str, SORT_OF))})")
+            raise IRError(
+                f"{cls.__name__}.{name} needs a type that the e-graph knows ({', '.join(map(str, SORT_OF))})"
+            )
     return tuple((name, SORT_OF[hints[name]]) for name in names)

@@ -170,7 +170,9 @@ class _Translation:
         _, operand, number = term
         name = f"k{next(self.fresh)}"
         value = float_text(float(number)) if is_number(number) else number[1:]  # type: ignore[arg-type, index]
-        self.premises.append(f"({BY_CONSTANT[term[0]]} {name} {show(self._pattern(operand))} {value})")  # type: ignore[index]
+        self.premises.append(
+            f"({BY_CONSTANT[term[0]]} {name} {show(self._pattern(operand))} {value})"
+        )  # type: ignore[index]
         return name
 
     def _constant(self, value: str) -> str:
@@ -182,7 +184,9 @@ class _Translation:
         if isinstance(term, str):
             return term
         if term[0] == "=" or head_form(term) is None:
-            return tuple(self._condition(t) if operand_count(t) == 0 else self._pattern(t) for t in term)
+            return tuple(
+                self._condition(t) if operand_count(t) == 0 else self._pattern(t) for t in term
+            )
         return self._pattern(term)
 
     def _build(self, term: Term) -> str:
@@ -200,7 +204,9 @@ class _Translation:
         head = form.name if form else show(term[0])
         self.actions.append(f"(let {name} ({' '.join([head, *args])}))")
         if form is not None:
-            self.actions.append(f"(set ({' '.join([made_by(head), *args])}) {string_text(self.rule.base)})")
+            self.actions.append(
+                f"(set ({' '.join([made_by(head), *args])}) {string_text(self.rule.base)})"
+            )
         return name
 
     def _const(self, term: Term) -> str:
@@ -271,7 +277,9 @@ def needs_and_makes(rule: Rule) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(heads((rule.left, *rule.when))), frozenset(heads((rule.right,)))
 
 
-def able_to_match(rules: Sequence[Rule], constructors: Iterable[str]) -> tuple[list[Rule], set[str]]:
+def able_to_match(
+    rules: Sequence[Rule], constructors: Iterable[str]
+) -> tuple[list[Rule], set[str]]:
     """The rules that can match in a program with these constructors, and all constructors that may then occur."""
     known = set(constructors)
     active: set[Rule] = set()

@@ -47,8 +47,12 @@ class EGraphReport:
         """The dump; the same for equal programs unless `times` are asked for."""
         last = self.rounds[-1] if self.rounds else Round("", 0, 0, 0, ())
         steps = sum(r.steps for r in self.rounds)
-        lines = [f"e-graph {self.name}: {self.stop} after {steps} rounds, {last.nodes} nodes in {last.classes} classes"]
-        lines += _table(("phase", "rounds", "nodes", "classes", "fired"), [_round(r) for r in self.rounds])
+        lines = [
+            f"e-graph {self.name}: {self.stop} after {steps} rounds, {last.nodes} nodes in {last.classes} classes"
+        ]
+        lines += _table(
+            ("phase", "rounds", "nodes", "classes", "fired"), [_round(r) for r in self.rounds]
+        )
         if self.recognized:
             found = ", ".join(_found(n, *c) for n, c in self.recognized.items())
             lines.append(f"  recognized: {found}")
@@ -56,7 +60,9 @@ class EGraphReport:
         lines += _table(("rule", "matches"), [(n, str(c)) for n, c in counts])
         if self.cost_before is not None and self.cost_after is not None:
             lines.append(self._cost())
-        lines += _table(("choice", "takes", "us", "over", "why"), [_choice(c) for c in self.choices])
+        lines += _table(
+            ("choice", "takes", "us", "over", "why"), [_choice(c) for c in self.choices]
+        )
         if times:
             lines += [f"  {stage} {1e3 * s:.1f} ms" for stage, s in self.seconds.items()]
         return "\n".join(lines) + "\n"
@@ -92,7 +98,12 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     width = [max(len(r[k]) for r in every) for k in range(len(head))]
     right = [all(_numeric(r[k]) for r in rows) for k in range(len(head))]
     return [
-        ("  " + "  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(r, width, right, strict=True))).rstrip()
+        (
+            "  "
+            + "  ".join(
+                c.rjust(w) if n else c.ljust(w) for c, w, n in zip(r, width, right, strict=True)
+            )
+        ).rstrip()
         for r in every
     ]
 

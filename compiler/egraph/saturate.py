@@ -37,7 +37,11 @@ class Options:
 
     def program_rules(self) -> list[ProgramRule]:
         """The rules about whole programs that are on."""
-        return [r for r in program_rules() if (self.relaxed or not r.relaxed) and r.base not in self.disabled]
+        return [
+            r
+            for r in program_rules()
+            if (self.relaxed or not r.relaxed) and r.base not in self.disabled
+        ]
 
     def row_bound(self, nodes: int) -> int:
         return min(max(self.max_rows, ROWS_A_NODE * nodes), HARD_ROWS)
@@ -67,33 +71,46 @@ def language_of(program: Sequence[Form], rules: Sequence[Rule]) -> tuple[list[Fo
     return sorted({*program, *base, *made}, key=lambda f: f.name), active
 
 
-def prepare(rules: Sequence[Rule], forms: Sequence[Form], perms: Iterable[tuple[int, ...]] = ()) -> Engine:
+def prepare(
+    rules: Sequence[Rule], forms: Sequence[Form], perms: Iterable[tuple[int, ...]] = ()
+) -> Engine:
     """An e-graph that knows the language and the rules."""
     engine = Engine()
     names = {f.name for f in forms}
-    themes = dict.fromkeys((analysis.THEME, *(t for p in PHASES for t in p.themes), *(r.theme for r in rules)))
+    themes = dict.fromkeys(
+        (analysis.THEME, *(t for p in PHASES for t in p.themes), *(r.theme for r in rules))
+    )
     texts = [*SORTS, "(function node (i64) T :no-merge)"]
     texts += [text for form in forms for text in form.declarations()]
     texts += [n.declaration() for n in NAMED.values()]
-    texts += [*analysis.FUNCTIONS, *(f"(ruleset {t})" for t in themes), *analysis.facts(perms), *analysis.rules(names), *FACTS]
+    texts += [
+        *analysis.FUNCTIONS,
+        *(f"(ruleset {t})" for t in themes),
+        *analysis.facts(perms),
+        *analysis.rules(names),
+        *FACTS,
+    ]
     texts += [text for rule in rules for text in translate(rule)]
     for text in texts:
         engine.run(text)
     return engine
 
 
-def run_phases(engine: Engine, options: Options, nodes: int, forms: Sequence[Form]) -> list[Run]:
+def run_phases(engine: Engine, options: Options, nodes: int, forms: Sequence[Form], rules: Sequence[Rule]) -> list[Run]:
     """Run all phases; the record of each. A bound that is hit ends the saturation."""
     deadline = time.perf_counter() + options.max_seconds
     bound = options.row_bound(nodes)
     names = [f.name for f in forms]
     engine.step(f"(saturate (run {analysis.THEME}))")
     runs = []
+    themes = {r.theme for r in rules}
     for phase in options.phases:
+        if not themes.intersection(phase.themes):
+            continue
         run = _phase(engine, phase, names, bound, deadline)
         run.nodes, run.classes = engine.count(names)
         runs.append(run)
-        if run.stop not in ("saturated", "round bound"):
+        if run.stop not in ("saturated", "step bound reached"):
             break
     return runs
 
@@ -101,10 +118,13 @@ def run_phases(engine: Engine, options: Options, nodes: int, forms: Sequence[For
 def _phase(engine: Engine, phase: Phase, names: Sequence[str], bound: int, deadline: float) -> Run:
     run = Run(phase.name)
     engine_text = phase.schedule(analysis.THEME)
-    for _ in range(phase.rounds):
+    for _ in range(phase.steps):
         step = engine.step(engine_text)
         run.steps += 1
-        run.matches.update({k.rpartition("#")[0]: n for k, n in step.matches.items() if "#" in k and n})
+        for name, count in step.matches.items():
+            rule, order, _ = name.rpartition("#")
+            if order and count:
+                run.matches[rule] += count
         sizes = engine.sizes()
         rows = sum(sizes.get(n, 0) for n in names)
         if not step.updated:
@@ -115,5 +135,5 @@ def _phase(engine: Engine, phase: Phase, names: Sequence[str], bound: int, deadl
         if time.perf_counter() > deadline:
             run.stop = "time bound reached"
             return run
-    run.stop = "round bound"
+    run.stop = "step bound reached"
     return run

@@ -59,11 +59,15 @@ def freeze(engine: Engine, forms: Sequence[Form], order: Sequence[Node], named: 
             rule = origin.get((op, kids))
             if rule is None:
                 maker = made.get(tuple(inputs))
-                rule = "analysis" if maker is None else reader.text(maker)
+                rule = "constant" if maker is None else reader.text(maker)
             key = (rule != "", form.name, reader.order(op))
-            enodes.append(ENode(op, tuple((operand, k) for k in kids), (form.output, output), rule, key))
+            enodes.append(
+                ENode(op, tuple((operand, k) for k in kids), (form.output, output), rule, key)
+            )
     stones = {stone.name: [_stone(stone, *row) for row in rows[stone.name]] for stone in named}
-    return Frozen(enodes, nodes, stones, frozenset(("T", inputs[0]) for inputs, _ in rows["uniform"]))
+    return Frozen(
+        enodes, nodes, stones, frozenset(("T", inputs[0]) for inputs, _ in rows["uniform"])
+    )
 
 
 def _stone(stone: Named, inputs: Sequence[Any], output: Any) -> tuple[tuple[Class, ...], Class]:
@@ -71,7 +75,9 @@ def _stone(stone: Named, inputs: Sequence[Any], output: Any) -> tuple[tuple[Clas
     return tuple(zip(sorts, inputs, strict=False)), ("T", output)
 
 
-def _origins(order: Sequence[Node], place: Mapping[int, Any], makers: Mapping[Node, str]) -> dict[tuple[Op, Any], str]:
+def _origins(
+    order: Sequence[Node], place: Mapping[int, Any], makers: Mapping[Node, str]
+) -> dict[tuple[Op, Any], str]:
     """The rule behind each inserted e-node, "" for the program's."""
     cls = {node: place[i] for i, node in enumerate(order)}
     out: dict[tuple[Op, Any], str] = {}
@@ -91,7 +97,9 @@ class _Reader:
         self.texts: dict[Any, str] = {}
         self.orders: dict[Op, str] = {}
         self.inserted = {node.op: node.op for node in order}
-        self.constants = {(type(o), *o.attributes().values()): o for o in self.inserted if o.kind is Kind.CONSTANT}
+        self.constants = {
+            (type(o), *o.attributes().values()): o for o in self.inserted if o.kind is Kind.CONSTANT
+        }
 
     def op(self, form: Form, values: Sequence[Any]) -> Op:
         key = (form.name, *values)
@@ -126,7 +134,9 @@ def snapshot(frozen: Frozen, order: Sequence[Node], traced: int, roots: Sequence
     members = _members(frozen)
     number = _numbered(frozen, members, traced)
     types = _types(frozen, members, order, number)
-    out = Snapshot([], [], [], [], [types[c] for c in number], [number[frozen.nodes[r]] for r in roots])
+    out = Snapshot(
+        [], [], [], [], [types[c] for c in number], [number[frozen.nodes[r]] for r in roots]
+    )
     for cls, c in number.items():
         seen: set[tuple[Any, ...]] = set()
         kept = [e for e in members[cls] if cls not in e.kids]
@@ -141,7 +151,11 @@ def snapshot(frozen: Frozen, order: Sequence[Node], traced: int, roots: Sequence
             out.kids.append(kids)
             out.cls.append(c)
             out.rule.append(enode.rule)
-    out.class_of = {node: number[frozen.nodes[i]] for i, node in enumerate(order[:traced]) if frozen.nodes[i] in number}
+    out.class_of = {
+        node: number[frozen.nodes[i]]
+        for i, node in enumerate(order[:traced])
+        if frozen.nodes[i] in number
+    }
     return out
 
 
@@ -151,7 +165,11 @@ def _members(frozen: Frozen) -> dict[Class, list[ENode]]:
     A class that is one number keeps the e-nodes that spell it: a literal, reshaped to ones and repeated.
     """
     spells = (Kind.LITERAL, Kind.MOVE)
-    enodes = [e for e in frozen.enodes if e.cls not in frozen.numbers or (e.op.kind in spells and _spells(e, frozen))]
+    enodes = [
+        e
+        for e in frozen.enodes
+        if e.cls not in frozen.numbers or (e.op.kind in spells and _spells(e, frozen))
+    ]
     users: dict[Class, list[int]] = {}
     missing = []
     for i, enode in enumerate(enodes):
@@ -187,7 +205,9 @@ def _spells(enode: ENode, frozen: Frozen) -> bool:
     return ones or isinstance(enode.op, Broadcast)
 
 
-def _numbered(frozen: Frozen, members: Mapping[Class, list[ENode]], traced: int) -> dict[Class, int]:
+def _numbered(
+    frozen: Frozen, members: Mapping[Class, list[ENode]], traced: int
+) -> dict[Class, int]:
     """The classes that matter: those of the program, and what their e-nodes reach."""
     number: dict[Class, int] = {}
     queue: list[Class] = []
@@ -202,7 +222,10 @@ def _numbered(frozen: Frozen, members: Mapping[Class, list[ENode]], traced: int)
     at = 0
     while at < len(queue):
         # e-nodes in an order that depends on numbers given so far only
-        mine = sorted(members[queue[at]], key=lambda e: (*e.key, tuple(number.get(k, len(number)) for k in e.kids)))
+        mine = sorted(
+            members[queue[at]],
+            key=lambda e: (*e.key, tuple(number.get(k, len(number)) for k in e.kids)),
+        )
         for enode in mine:
             for kid in enode.kids:
                 visit(kid)
@@ -213,7 +236,9 @@ def _numbered(frozen: Frozen, members: Mapping[Class, list[ENode]], traced: int)
 def _types(frozen: Frozen, members: Mapping[Class, list[ENode]], order: Sequence[Node],
            number: Mapping[Class, int]) -> dict[Class, Type | TupleType]:  # fmt: skip
     """The type of every class, inferred through its e-nodes, all of which must agree."""
-    types: dict[Class, Type | TupleType] = {frozen.nodes[i]: node.type for i, node in enumerate(order)}
+    types: dict[Class, Type | TupleType] = {
+        frozen.nodes[i]: node.type for i, node in enumerate(order)
+    }
     waiting = list(number)
     while waiting:
         later = []
@@ -226,7 +251,9 @@ def _types(frozen: Frozen, members: Mapping[Class, list[ENode]], order: Sequence
                 found = enode.op.infer(*(types[k] for k in enode.kids))  # type: ignore[arg-type]
                 known = types.setdefault(cls, found)
                 if known != found:
-                    raise CompileError(f"rule {enode.rule!r} put {enode.op.name} of type {found} into a class of type {known}")
+                    raise CompileError(
+                        f"rule {enode.rule!r} put {enode.op.name} of type {found} into a class of type {known}"
+                    )
             if pending or cls not in types:
                 later.append(cls)
         if len(later) == len(waiting):

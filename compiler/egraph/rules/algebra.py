@@ -5,7 +5,9 @@ from __future__ import annotations
 from ..patterns import Rule
 
 
-def _rule(name: str, left: str, right: str, *when: str, samples: tuple = (), relaxed: bool = False) -> Rule:
+def _rule(
+    name: str, left: str, right: str, *when: str, samples: tuple = (), relaxed: bool = False
+) -> Rule:
     return Rule(name, "algebra", left, right, when, samples, relaxed)
 
 
@@ -57,7 +59,10 @@ SIGNS = (
           samples=({"x": "f32[3, 1]", "s": (3, 4)},)),
 )  # fmt: skip
 
-_ROW = ({"x": "f32[3, 4]", "z": "f32[3, 1]", "a": (1,), "s": (3, 4)}, {"x": "f32[2, 3, 4]", "z": "f32[2, 1, 1]", "a": (1, 2), "s": (2, 3, 4)})
+_ROW = (
+    {"x": "f32[3, 4]", "z": "f32[3, 1]", "a": (1,), "s": (3, 4)},
+    {"x": "f32[2, 3, 4]", "z": "f32[2, 1, 1]", "a": (1, 2), "s": (2, 3, 4)},
+)
 
 # The gradient of e / sum(e) comes as (g / z + sum(-(g * p) / z)) * e; these steps lead to p * (g - sum(g * p)).
 SOFTMAX = (

@@ -15,7 +15,9 @@ def _mask(name: str, left: str, right: str, *when: str, samples: tuple) -> Rule:
     return Rule(name, "masks", left, right, when, samples)
 
 
-def _rule(name: str, left: str, right: str, *when: str, samples: tuple, relaxed: bool = False) -> Rule:
+def _rule(
+    name: str, left: str, right: str, *when: str, samples: tuple, relaxed: bool = False
+) -> Rule:
     return Rule(name, "attention", left, right, when, samples, relaxed)
 
 
@@ -72,7 +74,16 @@ VIEWED_MASKS = tuple(
     )
 )  # fmt: skip
 
-_QK = {"q": "f32[2, 4, 3]", "kt": "f32[2, 3, 5]", "k": "f32[2, 5, 3]", "v": "f32[2, 5, 6]", "c": 0.5, "u": 0.0, "d": 0.25, "a": (2,)}
+_QK = {
+    "q": "f32[2, 4, 3]",
+    "kt": "f32[2, 3, 5]",
+    "k": "f32[2, 5, 3]",
+    "v": "f32[2, 5, 6]",
+    "c": 0.5,
+    "u": 0.0,
+    "d": 0.25,
+    "a": (2,),
+}
 _SQUARE = {**_QK, "kt": "f32[2, 3, 4]", "k": "f32[2, 4, 3]", "v": "f32[2, 4, 6]"}
 SCORES = (
     _rule("scores",         "(Dot q kt)",                      "(Scores q kt 1.0 0.0)", samples=(_QK,)),
@@ -87,7 +98,10 @@ SCORES = (
 _S = "(Scores q kt c u)"
 _LAST = ("(= n (vec-length (shape root)))", "(= a (vec-of (- n 1)))", "(= t (swap-perm n))")
 _K = "(Transpose kt t)"
-_SEES = ("(<= 0.0 o)", "(= i (to-i64 o))")  # with an offset of 0 or more the first key is always visible
+_SEES = (
+    "(<= 0.0 o)",
+    "(= i (to-i64 o))",
+)  # with an offset of 0 or more the first key is always visible
 _C = {**_SQUARE, "s": (2, 4, 4), "o": 1.0, "f": -1e9}
 _INF = float("-inf")
 _B = {**_SQUARE, "s": (2, 4, 4), "o": -1.0, "b": "f32[2, 4, 4]", "f": _INF}
@@ -135,8 +149,22 @@ FORWARD = (
 
 _GRAD = {**_O, "p": "(Weights q k c h i w u)", "do": "f32[2, 4, 6]", "vt": "(Transpose v (vec-of 0 2 1))", "e": 2.0,
          "h": 1, "i": 0, "u": 0.0}  # fmt: skip
-_GRADX = {**_OX, "p": "(WeightsX q k x c h i w u y)", "do": "f32[2, 4, 6]", "vt": "(Transpose v (vec-of 0 2 1))", "e": 2.0}
-_SEL = {**_C, "y": "f32[2, 4, 4]", "g": "f32[2, 4, 4]", "e": 1.0, "m": "bool[2, 4, 4]", "b": "f32[2, 4, 4]", "f": _INF}
+_GRADX = {
+    **_OX,
+    "p": "(WeightsX q k x c h i w u y)",
+    "do": "f32[2, 4, 6]",
+    "vt": "(Transpose v (vec-of 0 2 1))",
+    "e": 2.0,
+}
+_SEL = {
+    **_C,
+    "y": "f32[2, 4, 4]",
+    "g": "f32[2, 4, 4]",
+    "e": 1.0,
+    "m": "bool[2, 4, 4]",
+    "b": "f32[2, 4, 4]",
+    "f": _INF,
+}
 
 
 def _hidden_gradient(name: str, head: str, proof: str, sample: dict) -> Rule:
@@ -145,13 +173,36 @@ def _hidden_gradient(name: str, head: str, proof: str, sample: dict) -> Rule:
                  f"(= p ({head} (Select m y #f) a))", HIDDEN, f"(= p {proof})", samples=(sample,))  # fmt: skip
 
 
-_SEL_P = {**_SEL, "y": "(Scores q kt c 0.0)", "m": "(Causal s o)", "k": "f32[2, 4, 3]", "h": 1, "i": 1, "w": 0, "u": 0.0}
-_SEL_X = {**_SEL, "y": "(Scores q kt c 0.0)", "x": "bool[2, 4, 4]", "h": 0, "i": 0, "w": 0, "u": 0.0, "z": "mask"}
+_SEL_P = {
+    **_SEL,
+    "y": "(Scores q kt c 0.0)",
+    "m": "(Causal s o)",
+    "k": "f32[2, 4, 3]",
+    "h": 1,
+    "i": 1,
+    "w": 0,
+    "u": 0.0,
+}
+_SEL_X = {
+    **_SEL,
+    "y": "(Scores q kt c 0.0)",
+    "x": "bool[2, 4, 4]",
+    "h": 0,
+    "i": 0,
+    "w": 0,
+    "u": 0.0,
+    "z": "mask",
+}
 _PLAIN = 'c h i w u "none"'
 _NONE = '(Attention q k v c h i w u "none")'
 _EXTRA = "(Attention q k v x c h i w u y)"
 _GRADIENT = "(SoftmaxGrad p (Dot do vt) a e)"
-_SWAP = ("(= n (vec-length (shape root)))", "(= t (swap-perm n))", "(= v (Transpose vt t))", "(= a (vec-of (- n 1)))")
+_SWAP = (
+    "(= n (vec-length (shape root)))",
+    "(= t (swap-perm n))",
+    "(= v (Transpose vt t))",
+    "(= a (vec-of (- n 1)))",
+)
 
 
 def _kernel(attention: str, extra: str, options: str) -> str:
@@ -160,7 +211,15 @@ def _kernel(attention: str, extra: str, options: str) -> str:
 
 
 def _scores_gradient(name: str, weights: str, kernel: str, sample: dict) -> Rule:
-    return _rule(name, _GRADIENT, f"(ScoreGrad {kernel} q k p do e c)", f"(= p {weights})", "(= u 0.0)", *_SWAP, samples=(sample,))
+    return _rule(
+        name,
+        _GRADIENT,
+        f"(ScoreGrad {kernel} q k p do e c)",
+        f"(= p {weights})",
+        "(= u 0.0)",
+        *_SWAP,
+        samples=(sample,),
+    )
 
 
 _BACK = {
@@ -207,10 +266,10 @@ RULES = (*POSITIONS, *CAUSAL, *VIEWED_MASKS, *SCORES, *WEIGHTS, *FORWARD, *BACKW
 # A mask that is causal, or causal and another, is not given to the kernel as an array: `structured` tells such masks.
 FACTS = (
     "(function structured (T) i64 :merge (max old new))",
-    "(rule ((= x (Select m y z))) ((set (structured m) 0)) :ruleset masks)",
-    "(rule ((= x (And m n))) ((set (structured m) 0) (set (structured n) 0)) :ruleset masks)",
-    "(rule ((= m (Causal s o))) ((set (structured m) 1)) :ruleset masks)",
-    "(rule ((= m (And (Causal s o) n))) ((set (structured m) 1)) :ruleset masks)",
-    "(rule ((= m (And n (Causal s o)))) ((set (structured m) 1)) :ruleset masks)",
-    "(rule ((= m (Not (Causal s o)))) ((set (structured m) 1)) :ruleset masks)",
+    "(rule ((= x (Select m y z))) ((set (structured m) 0)) :ruleset facts)",
+    "(rule ((= x (And m n))) ((set (structured m) 0) (set (structured n) 0)) :ruleset facts)",
+    "(rule ((= m (Causal s o))) ((set (structured m) 1)) :ruleset facts)",
+    "(rule ((= m (And (Causal s o) n))) ((set (structured m) 1)) :ruleset facts)",
+    "(rule ((= m (And n (Causal s o)))) ((set (structured m) 1)) :ruleset facts)",
+    "(rule ((= m (Not (Causal s o)))) ((set (structured m) 1)) :ruleset facts)",
 )

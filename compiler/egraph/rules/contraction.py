@@ -107,7 +107,9 @@ def wide_products(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
         yield from _parts(members, wide)
         biased = [_biased(m, users) for m in members]
         found = [b for b in biased if b is not None]
-        if len(found) < len(members) or any(b[0].shape[:-1] != found[0][0].shape[:-1] for b in found):
+        if len(found) < len(members) or any(
+            b[0].shape[:-1] != found[0][0].shape[:-1] for b in found
+        ):
             continue
         shape = (*found[0][0].shape[:-1], wide.shape[-1])
         bias = concat([row for _, row in found], len(shape) - 1)
@@ -118,7 +120,10 @@ def _parts(members: list[Node], wide: Node) -> Iterator[tuple[Node, Node]]:
     """Each member with its columns of the wide value."""
     at = 0
     for member in members:
-        start, stop = (0,) * (len(wide.shape) - 1) + (at,), (*wide.shape[:-1], at + member.shape[-1])
+        start, stop = (
+            (0,) * (len(wide.shape) - 1) + (at,),
+            (*wide.shape[:-1], at + member.shape[-1]),
+        )
         at = stop[-1]
         yield member, slice_(wide, start, stop)
 
@@ -140,7 +145,10 @@ def sums_of_products(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
         if not 2 <= len(products) <= MOST_OPERANDS:
             continue
         last = len(node.shape) - 1
-        total = dot(concat([p.operands[0] for p in products], last), concat([p.operands[1] for p in products], last - 1))
+        total = dot(
+            concat([p.operands[0] for p in products], last),
+            concat([p.operands[1] for p in products], last - 1),
+        )
         for term in terms:
             if not isinstance(term.op, Dot):
                 total = total + term
@@ -159,7 +167,10 @@ def scatters_as_products(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
         p = E.minimum(E.maximum(p, _number(0, p)), _number(rows - 1, p))
         hits = E.eq(broadcast(reshape(p, (1, count)), (rows, count)), iota((rows, count), 0, i32))
         width = updates.type.size // count if count else 0
-        yield node, reshape(dot(cast(hits, updates.dtype), reshape(updates, (count, width))), node.shape)
+        yield (
+            node,
+            reshape(dot(cast(hits, updates.dtype), reshape(updates, (count, width))), node.shape),
+        )
 
 
 def _number(value: int, like: Node) -> Node:
@@ -180,22 +191,29 @@ def constants_as_masks(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
         if node.kind is not Kind.CONSTANT or not node.type.size:
             continue
         data = node.op.evaluate()
-        high, low = data.flat[0], data.reshape(-1, data.shape[-1] if data.ndim else 1)[0, -1]
-        if (data == high).all():
-            yield node, full(high.item(), node.shape, node.dtype)
-            continue
-        if len(node.shape) < 2 or not ((data == low) | (data == high)).all():
-            continue
-        t, s = node.shape[-2:]
-        k = int((data.reshape(-1, t, s)[0, 0] == high).sum()) - 1
-        i, j = iota((t, s), 0, i32), iota((t, s), 1, i32)
-        seen = broadcast(E.le(j, i + k if k else i), node.shape)
-        if not (np.broadcast_to(np.tri(t, s, k, dtype=bool), node.shape) == (data == high)).all():
-            continue
-        if node.dtype.kind == "b":
-            yield node, seen
-        else:
-            yield node, E.select(seen, full(high.item(), node.shape, node.dtype), full(low.item(), node.shape, node.dtype))
+        if (data == data.flat[0]).all():
+            yield node, full(data.flat[0].item(), node.shape, node.dtype)
+        elif len(node.shape) >= 2:
+            yield from ((node, form) for form in _triangle(node, data))
+
+
+def _triangle(node: Node, data: np.ndarray) -> Iterator[Node]:
+    """A choice between the numbers below and above a diagonal, if that is all that the array is."""
+    t, s = node.shape[-2:]
+    matrix = data.reshape(-1, t, s)[0]
+    low, high = matrix[0, -1], matrix[-1, 0]
+    row, column = int((matrix[0] == high).sum()), int((matrix[:, 0] == high).sum())
+    k = row - 1 if row else column - t
+    below = np.tri(t, s, k, dtype=bool)
+    if not (data == np.where(below, high, low)).all():
+        return
+    i, j = iota((t, s), 0, i32), iota((t, s), 1, i32)
+    seen = broadcast(E.le(j, i + k if k else i), node.shape)
+    if node.dtype.kind == "b":
+        yield seen if high else E.not_(seen)
+    else:
+        numbers = (full(v.item(), node.shape, node.dtype) for v in (high, low))
+        yield E.select(seen, *numbers)
 
 
 PROGRAM_RULES = (

@@ -32,6 +32,7 @@ def _turn(rank: int) -> tuple[int, ...]:
 def _permute_after(name: str, inner: str, right: Callable[[str], str], *when: str,
                    sample: Callable[[int], dict]) -> tuple[Rule, ...]:  # fmt: skip
     """(Transpose inner q) for each rank; `right` gets the vector that q picks from."""
+
     def build(rank: int) -> Rule:
         return _rule(f"{name}@{rank}", f"(Transpose {inner} q)", right(vector(lambda k: f"(vec-get {{}} (vec-get q {k}))", rank)),
                      f"(= {rank} (vec-length q))", *when, samples=(sample(rank),))  # fmt: skip
@@ -100,7 +101,7 @@ REDUCTIONS = (
           "(= 1 (vec-length a))", samples=({"x": "f32[2, 3, 4]", "p": (1, 2, 0), "a": (1,)},)),
     # n equal elements
     _rule("sum-broadcast", "(Sum (Broadcast x s) a)", "(Mul (Broadcast x (vec-set s k 1)) (const (to-f64 (vec-get s k)) root))",
-          "(= 1 (vec-length a))", "(= k (vec-get a 0))", "(= 1 (vec-get (shape x) k))",
+          "(= 1 (vec-length a))", "(= k (vec-get a 0))", "(= 1 (vec-get (shape x) k))", "(< 0 (vec-get s k))",
           samples=({"x": "f32[3, 1]", "s": (3, 4), "a": (1,)},)),
 )  # fmt: skip
 

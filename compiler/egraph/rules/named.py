@@ -76,7 +76,10 @@ def _scores(q: Node, kt: Node, scale: float, softcap: float) -> Node:
 
 def _weights(q: Node, k: Node, *rest: object) -> Node:
     """The probabilities of an attention: what it gives for values that are the unit matrix."""
-    extra, options = [r for r in rest if isinstance(r, Node)], [r for r in rest if not isinstance(r, Node)]
+    extra, options = (
+        [r for r in rest if isinstance(r, Node)],
+        [r for r in rest if not isinstance(r, Node)],
+    )
     scale, causal, offset, window, softcap, *kind = options
     op = Attention(scale, bool(causal), offset, window, softcap, *(kind or ["none"]))  # type: ignore[arg-type]
     n = k.shape[-2]

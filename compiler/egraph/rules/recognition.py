@@ -56,9 +56,15 @@ _ERF_NUMBERS = ("(< (abs (- c 0.7071067812)) 1e-6)",)
 _ERF = "(Add (Erf (Mul x #c)) 1.0)"
 
 
-def _gelu(name: str, to: str, factor: str, numbers: tuple[str, ...], sample: dict) -> tuple[Rule, ...]:
+def _gelu(
+    name: str, to: str, factor: str, numbers: tuple[str, ...], sample: dict
+) -> tuple[Rule, ...]:
     """x / 2 * factor in its three orders."""
-    forms = (f"(Mul* (Mul x 0.5) {factor})", f"(Mul (Mul* x {factor}) 0.5)", f"(Mul* x (Mul {factor} 0.5))")
+    forms = (
+        f"(Mul* (Mul x 0.5) {factor})",
+        f"(Mul (Mul* x {factor}) 0.5)",
+        f"(Mul* x (Mul {factor} 0.5))",
+    )
     return tuple(_rule(f"{name}@{k}", form, f"({to} x)", *numbers, samples=({"x": "f32[3, 5]", **sample},))
                  for k, form in enumerate(forms))  # fmt: skip
 

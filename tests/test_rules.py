@@ -1,0 +1,185 @@
+"""Every rewrite rule: equal values, a match, and no match where its conditions do not hold."""
+
+import numpy as np
+import pytest
+
+import eggpu as eg
+from eggpu.compiler.egraph.check import check_rule, fires, samples
+from eggpu.compiler.egraph.patterns import Rule, parse, variants
+from eggpu.compiler.egraph.rules import all_rules, program_rules
+from eggpu.compiler.errors import CompileError, IRError
+from eggpu.compiler.ir import Graph, topological
+from eggpu.compiler.reference import evaluate
+from eggpu.compiler.tracing import trace
+from eggpu.compiler.types import parse_type
+
+RULES = {rule.name: rule for rule in all_rules()}
+X = "f32[3, 4]"
+
+
+def test_names_are_unique():
+    assert len(RULES) == len(all_rules())
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_both_sides_have_equal_values(name):
+    assert all(check_rule(RULES[name], seed) < 1e-6 for seed in (0, 1))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_engine_takes_the_left_side_to_the_right_one(name):
+    one = next(samples(RULES[name]))
+    assert fires(RULES[name], one.given)
+
+
+# What to change in a rule's first sample so that a condition is false.
+F32, I32 = "f32[3, 4]", "i32[3, 4]"
+REFUSED = {
+    "div-power-of-two": {"c": 3.0},
+    "div-to-mul": {"x": F32, "c": 0.0},
+    "fold-mul-div": {"x": F32, "c": 1.0, "d": 0.0},
+    "fold-mul-mul": {"x": I32, "c": 2.0, "d": 3.0},
+    "fold-add-add": {"x": I32, "c": 2.0, "d": 3.0},
+    "sub-to-add": {"x": I32, "c": 2.0},
+    "sum-div": {"z": F32, "s": (3, 4)},
+    "compose-transpose@2": {"p": (1, 0), "q": (1, 0)},
+    "compose-transpose@3": {"p": (1, 2, 0), "q": (2, 0, 1)},
+    "cancel-transpose": {"q": (1, 2, 0)},
+    "drop-transpose": {"p": (1, 0)},
+    "compose-reshape": {"t": (2, 6)},
+    "cancel-reshape": {"t": (3, 4)},
+    "drop-reshape": {"s": (12,)},
+    "drop-broadcast": {"x": "f32[1, 6]"},
+    "add-reshapes": {"y": "f32[3, 4]"},
+    "split-sum@2": {"x": "f32[2, 3, 4]", "a": (0, 1)},
+    "sum-transpose": {"a": (0, 1)},
+    "sum-broadcast": {"x": "f32[3, 4]"},
+    "transpose-dot": {"a": "f32[2, 2, 4]", "b": "f32[2, 4, 2]", "t": (1, 0, 2)},
+    "flatten-batch-1": {"a": "f32[2, 3, 4]", "b": "f32[2, 4, 5]"},
+    "flatten-shared-matrix": {"b": "f32[2, 4, 5]"},
+    "mean": {"c": 0.25},
+    "mean-div": {"c": 3.0},
+    **{f"gelu@{k}": {"c": 0.6} for k in range(3)},
+    **{f"gelu-tanh@{k}": {"d": 0.8} for k in range(3)},
+    "erf-div": {"c": 1.5},
+    "index-reshape": {"t": (4, 3)},
+    "index-column": {"t": (1, 4)},
+    "index-broadcast": {"a": -2},
+    "causal-reshape": {"t": (4, 3)},
+    "causal-broadcast": {"s": (2, 1, 4)},
+    "mask-by-adding": {"f": -100.0},
+    "scores-softcap": {"d": -2.0},
+    # softmax over the queries
+    "weights": {"a": (1,)},
+    # a number that is not far below every score
+    "weights-causal": {"f": -100.0},
+    # the first query would see no key
+    "weights-causal-safe": {"o": -1.0},
+    # the last query's window lies behind all keys; a window of no keys
+    "weights-window": {"kt": "f32[2, 3, 2]", "s": (2, 4, 2)},
+    "weights-window-safe": {"f": -100.0},
+    "weights-window-rows": {"p": -1.0},
+    # a mask that the kernel knows by itself
+    "weights-mask": {"m": "(Causal s o)"},
+    "hidden-gradient": {"f": -100.0},
+    "hidden-gradient-safe": {"f": -100.0},
+    "hidden-gradient-extra": {"f": -100.0},
+    # numbers that do not make up the scale
+    "scores-gradient-softcap": {"r": 0.25},
+    "attention-dq-scaled": {"m": 2.0},
+    "attention-dk-scaled": {"m": 2.0},
+    "attention-dkt-scaled": {"m": 2.0},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_conditions_keep_a_rule_from_matching(name):
+    rule = RULES[name]
+    assert not fires(rule, {**next(samples(rule)).given, **REFUSED[name]})
+
+
+def test_every_comparison_has_a_counterexample():
+    compares = {
+        rule.name
+        for rule in all_rules()
+        if any(parse(c)[0] in ("<", "<=", "!=", "power-of-two") for c in rule.when)
+    }
+    ranks = {f"compose-transpose@{r}" for r in (4, 5, 6)}
+    assert compares - ranks <= set(REFUSED)
+
+
+def test_a_wrong_rule_is_found_by_its_values():
+    assert check_rule(Rule("wrong", "algebra", "(Sub x y)", "(Sub y x)")) > 0.1
+    with pytest.raises(IRError, match="differ"):
+        check_rule(Rule("wrong", "algebra", "(Sum x a)", "x", samples=({"x": X, "a": (1,)},)))
+
+
+def test_a_rule_that_changes_a_type_fails_loudly():
+    rule = Rule("wrong", "algebra", "(Sum x a)", "x")
+    with pytest.raises(CompileError, match="merge"):
+        fires(rule, {"x": X, "a": (1,)})
+
+
+def test_commutative_patterns_match_in_every_order():
+    assert variants(parse("(Mul* (Add* x y) z)")) == [
+        parse("(Mul (Add x y) z)"), parse("(Mul z (Add x y))"), parse("(Mul (Add y x) z)"), parse("(Mul z (Add y x))"),
+    ]  # fmt: skip
+    assert len(variants(parse("(Mul* x x)"))) == 1
+
+
+def scattered(x, at):
+    return eg.grad(lambda t: eg.sum(eg.take(t, at, 0) * 2.0))(x)
+
+
+def masked(x):
+    seen = np.tril(np.ones((4, 4), bool))
+    return eg.where(eg.array(seen), x, 0.0) + eg.array(np.where(np.tri(4, k=-1), 0.0, -9.0)) + eg.array(np.ones((4, 4)))
+
+
+def shared(x, w1, w2, b1, b2):
+    return eg.matmul(x, w1) + b1, eg.matmul(x, w2) + b2
+
+
+def summed(a, b, c, d):
+    return (eg.matmul(a, b) + eg.matmul(c, d)) + eg.matmul(d, b)
+
+
+PROGRAMS = {
+    "scatter-as-product": (scattered, ["f32[6, 3]", "i32[9]"], 1),
+    "constant-as-mask": (masked, ["f32[4, 4]"], 3),
+    "wide-product": (shared, ["f32[2, 3, 4]", "f32[4, 5]", "f32[4, 6]", "f32[5]", "f32[6]"], 4),
+    "sum-of-products": (summed, ["f32[4, 4]"] * 4, 1),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rules_about_programs_keep_values(name):
+    function, types, count = PROGRAMS[name]
+    graph = trace(function, *map(parse_type, types))
+    (rule,) = (r for r in program_rules() if r.name == name)
+    pairs = list(rule.find(topological(graph.outputs)))
+    assert len(pairs) == count
+    rng = np.random.default_rng(0)
+    inputs = [
+        rng.integers(0, 6, n.shape) if n.dtype.kind == "i" else rng.standard_normal(n.shape)
+        for n in graph.inputs
+    ]
+    for old, new in pairs:
+        assert old.type == new.type
+        one = Graph("pair", graph.inputs, (old, new))
+        left, right = evaluate(one, inputs, np.float64)
+        np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-9)
+
+
+def test_products_that_need_each_other_are_not_joined():
+    def chained(x, w):
+        y = eg.matmul(x, w)
+        return eg.matmul(x, y)
+
+    graph = trace(chained, *map(parse_type, ("f32[4, 4]", "f32[4, 4]")))
+    (rule,) = (r for r in program_rules() if r.name == "wide-product")
+    assert list(rule.find(topological(graph.outputs))) == []
+
+
+def test_relaxed_rules_are_those_that_change_results():
+    assert {r.base for r in all_rules() if r.relaxed} == {"div-to-mul", "softmax-unshifted", "weights-bias"}
