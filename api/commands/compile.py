@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
     if not callable(function):
         raise CommandError(f"{args.function} is a {type(function).__name__}, not a function")
     arguments = [argument(text) for text in args.arg]
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise CommandError(f"{args.function}: {error}; arguments are given by --arg") from None
     program = with_gradients(function, arguments) if args.grad else function
     compiled = eg.compile(program, optimize=not args.no_optimize)
     compilation = compiled.compile(*arguments)

@@ -22,6 +22,7 @@ def fit(task: Task, run: Run, display: Display) -> Result:
 
     Raises TrainingError when the loss is not a number any more; the last checkpoint stays.
     """
+    run.out.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     clock, history = Clock(run, task.start), History()
     i, saved = task.start, -1
     with interruptions(display) as stop:
