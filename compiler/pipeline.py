@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .ir import Graph
 from .schedule.plan import Plan
 from .schedule.selection import Selection
 from .schedule.target import Target
+
+if TYPE_CHECKING:
+    from .egraph.saturate import Options as Saturation
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Compilation:
 def compile_graph(graph: Graph, target: Target, options: Options | None = None, *, trace: Graph | None = None) -> Compilation:
     """Compile a graph for a target. Raises CompileError when the target cannot hold it."""
     from .codegen import lower
+    from .expand import expand
     from .schedule.assemble import assemble
     from .schedule.selection import separate
     from .schedule.verify import verify_plan
@@ -60,23 +65,30 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
     egraph = extraction = None
     with _timed(seconds, "verify"):
         verify_graph(graph)
+    program = expand(graph)
     if options.optimize:
         # equal programs, as many as the rules find
-        from .egraph import extract, saturate_graph
+        from .egraph import saturate_graph
+        from .egraph.extract import extract
+        from .egraph.saturate import Options as Saturation
 
         with _timed(seconds, "saturate"):
-            snapshot, egraph = saturate_graph(graph, options)
+            snapshot, egraph = saturate_graph(program, _saturation(options, Saturation))
         # the cheapest of them: e-nodes, stored values and kernels chosen together
         with _timed(seconds, "extract"):
-            selection, extraction = extract(snapshot, target, graph, effort=options.effort)
+            selection, extraction = extract(snapshot, target, program, effort=options.effort)
     else:
-        selection = separate(graph)
+        selection = separate(program)
     # kernels in WGSL, memory, and a last check of every hazard and limit
     with _timed(seconds, "lower"):
         plan = assemble(selection, target, lower)
     with _timed(seconds, "check"):
         verify_plan(plan, target)
     return Compilation(trace or graph, graph, target, options, selection, plan, egraph, extraction, seconds)
+
+
+def _saturation(options: Options, kind: type[Saturation]) -> Saturation:
+    return kind(max_rows=options.max_rows, max_seconds=options.max_seconds, relaxed=options.relaxed, disabled=options.without)
 
 
 @contextmanager

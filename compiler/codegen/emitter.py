@@ -419,11 +419,13 @@ def _expression(node: Node, texts: list[str], vector: bool) -> str:
 
 
 def _hidden(template: str, texts: list[str], v: str) -> list[str]:
-    """Operands of x * 0 and x - x in a form that the driver does not simplify: with an infinity it is NaN."""
+    """Operands of x * 0, x / 0 and x - x in a form that the driver does not simplify: infinities and NaN count."""
     if template == "{0} - {1}" and texts[0] == texts[1]:
         return [texts[0], f"eg_same{v}({texts[1]})"]
+    zeros = [bool(re.fullmatch(r"0\.0|vec4<f32>\(0\.0\)", t)) for t in texts]
+    if template == "{0} / {1}" and zeros[1]:
+        return [texts[0], f"eg_zero{v}({texts[0]})"]
     if template == "{0} * {1}":
-        zeros = [bool(re.fullmatch(r"0\.0|vec4<f32>\(0\.0\)", t)) for t in texts]
         if zeros[0] != zeros[1]:
             x = texts[zeros[0]]
             return [f"eg_zero{v}({x})" if zero else t for t, zero in zip(texts, zeros, strict=True)]

@@ -35,7 +35,7 @@ from .math import sigmoid as sigmoid
 from .math import silu as silu
 from .math import softplus as softplus
 from .math import tanh as tanh
-from .reductions import mean_node
+from .reductions import centered, mean_node
 from .softmax import log_softmax as log_softmax
 from .softmax import softmax as softmax
 
@@ -44,9 +44,9 @@ def layer_norm(x: Value, weight: Value | None = None, bias: Value | None = None,
     """(x - mean) / sqrt(var + eps) over the last axis, times weight plus bias (Ba et al., 2016)."""
     n = floating("layer_norm", x)
     axes = (len(n.shape) - 1,)
-    centered = n - broadcast(mean_node(n, axes), n.shape)
-    rstd = E.rsqrt(mean_node(centered * centered, axes) + eps)
-    return wrap(_affine(centered * broadcast(rstd, n.shape), weight, bias, "layer_norm"))
+    rest = centered(n, axes)
+    rstd = E.rsqrt(mean_node(rest * rest, axes) + eps)
+    return wrap(_affine(rest * broadcast(rstd, n.shape), weight, bias, "layer_norm"))
 
 
 def rms_norm(x: Value, weight: Value | None = None, eps: float = 1e-6) -> Array:
@@ -117,9 +117,9 @@ def batch_norm(x: Value, mean: Value, var: Value, weight: Value | None = None, b
     axes = (0, *range(2, len(n.shape)))
     count = n.type.size // max(n.shape[1], 1)
     center = mean_node(n, axes)
-    centered = n - broadcast(center, n.shape)
-    spread = mean_node(centered * centered, axes)
-    out = centered * broadcast(E.rsqrt(spread + eps), n.shape)
+    rest = centered(n, axes)
+    spread = mean_node(rest * rest, axes)
+    out = rest * broadcast(E.rsqrt(spread + eps), n.shape)
     flat = (n.shape[1],)
     unbiased = reshape(spread, flat) * (count / max(count - 1, 1))
     moved = [E.stop_gradient(node(old) * (1 - momentum) + new * momentum)

@@ -62,7 +62,14 @@ def all(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:  # noqa: 
 def mean_node(x: Node, axes: tuple[int, ...]) -> Node:
     """The mean over axes, kept with length 1."""
     count = math.prod(x.shape[a] for a in axes)
-    return reduce("sum", x, axes) * (1.0 / count if count else math.nan)
+    total = reduce("sum", x, axes)
+    return total * (1.0 / count) if count else full(math.nan, total.shape, x.dtype)
+
+
+def centered(x: Node, axes: tuple[int, ...]) -> Node:
+    """x - mean(x). The mean is taken a second time of what is left, since one of large numbers is rounded too coarsely."""
+    shifted = x - broadcast(E.stop_gradient(mean_node(x, axes)), x.shape)
+    return shifted - broadcast(mean_node(shifted, axes), x.shape)
 
 
 def mean(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
@@ -77,9 +84,9 @@ def var(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> A
     n = floating("var", x)
     axes = axes_of("var", axis, len(n.shape))
     count = math.prod(n.shape[a] for a in axes)
-    centered = n - broadcast(mean_node(n, axes), n.shape)
-    total = reduce("sum", centered * centered, axes)
-    out = total * (1.0 / (count - ddof) if count > ddof else math.nan)
+    rest = centered(n, axes)
+    total = reduce("sum", rest * rest, axes)
+    out = total * (1.0 / (count - ddof)) if count > ddof else full(math.nan, total.shape, n.dtype)
     return wrap(_drop(out, axes, keepdims))
 
 
