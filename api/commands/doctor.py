@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 import eggpu as eg
+from eggpu import nn
 from eggpu.compiler.errors import EggpuError
 from eggpu.runtime import Device, DeviceError, KernelError, adapters
 
@@ -130,7 +131,7 @@ def program() -> Check:
     e = np.exp(x.astype(np.float64) @ w)
     expected = e / e.sum(-1, keepdims=True)
     try:
-        found = np.asarray(eg.compile(lambda x, w: eg.nn.softmax(x @ w))(x, w))
+        found = np.asarray(eg.compile(lambda x, w: nn.softmax(x @ w))(x, w))
     except (EggpuError, DeviceError, KernelError) as error:
         return Check("missing", "program", "failed", str(error))
     gap = float(np.abs(found - expected).max())
