@@ -54,6 +54,7 @@ class Compilation:
 def compile_graph(graph: Graph, target: Target, options: Options | None = None, *, trace: Graph | None = None) -> Compilation:
     """Compile a graph for a target. Raises CompileError when the target cannot hold it."""
     from .codegen import lower
+    from .codegen.repeated import Repeated
     from .expand import expand
     from .schedule.assemble import assemble
     from .schedule.selection import separate
@@ -81,7 +82,7 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
         selection = separate(program)
     # kernels in WGSL, memory, and a last check of every hazard and limit
     with _timed(seconds, "lower"):
-        plan = assemble(selection, target, lower)
+        plan = assemble(selection, target, Repeated(lower))
     with _timed(seconds, "check"):
         verify_plan(plan, target)
     return Compilation(trace or graph, graph, target, options, selection, plan, egraph, extraction, seconds)

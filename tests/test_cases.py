@@ -189,3 +189,24 @@ def test_long_sum(run):
     total, mean = run(lambda x: (x.sum(), x.mean()), ones)
     assert total == want["sum"]
     assert abs(mean - want["mean"]) < 1e-6
+
+
+def test_repeated_layers_share_their_shaders(run):
+    """Layers of one structure are lowered once and still keep their own values."""
+    rng = np.random.default_rng(0)
+    ws = [rng.standard_normal((33, 33)).astype(np.float32) / 6 for _ in range(4)]
+    x = rng.standard_normal((5, 33)).astype(np.float32)
+
+    def model(x, ws):
+        for w in ws:
+            x = nn.layer_norm(eg.tanh(x @ w)) + x
+        return x, x.sum()
+
+    want = x.astype(np.float64)
+    for w in ws:
+        h = np.tanh(want @ w)
+        c = h - h.mean(-1, keepdims=True)
+        want = c / np.sqrt((c * c).mean(-1, keepdims=True) + 1e-5) + want
+    got, total = run(model, x, ws)
+    close(got, want, 2e-5)
+    close(total, want.sum(), 1e-4)
