@@ -13,6 +13,7 @@ from .contract import lower_contract
 from .elementwise import lower_elementwise
 from .rewrite import without_windows
 from .rowwise import lower_rows
+from .scan import lower_scan
 from .scatter import lower_scatter
 from .source import Job
 
@@ -35,6 +36,8 @@ def lower(group: Group, target: Target, *, hints: Mapping[str, object] | None = 
             return lower_contract(job, analysis)
         case "scatter":
             return lower_scatter(job, analysis)
+        case "scan":
+            return lower_scan(job, analysis)
         case "tuple":
             return lower_attention(job, analysis)
         case _:
