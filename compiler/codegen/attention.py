@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import CompileError
-from ..index import flatten, unflatten
+from ..index import Index
 from ..ir import Kind, Node
 from ..schedule.kernel import KernelSource
 from ..schedule.space import Analysis
 from ..schedule.tile import Tile
 from ..schedule.tile_attention import Pass, attention_candidates
-from .contract import Operand, coordinates, load_cost, load_text, tile_place, turned
+from .contract import Operand, load_cost, load_function, store_function, write_tile
 from .emitter import Emitter, Value
 from .source import Job, finish
 
@@ -63,7 +63,8 @@ class _Attention:
 
         def load(name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None) -> str:
             where = (*coords, "0u") if name in _ROWS else coords
-            return load_text(emitter, operands[name], result, where, axis if vec == 4 else None)
+            function = load_function(emitter, f"load_{name}", operands[name], axis if vec == 4 else None)
+            return f"let {result} = {function}({', '.join(where)});"
 
         values = {**self._attributes(), **self._vectors(operands), "load": load}
         for item, name in _RESULTS[self.step].items():
@@ -96,8 +97,10 @@ class _Attention:
             "q": (bh, tq, d), "k": (bh, tk, d), "v": (bh, tk, dv), "do": (bh, tq, dv),
             "lse": (bh, tq, 1), "delta": (bh, tq, 1), "mask": (bh, tq, tk), "bias": (bh, tq, tk),
         }  # fmt: skip
+        axes = {"k": ("bh", "key", "d"), "v": ("bh", "key", "d"), "mask": ("bh", "query", "key")}
+        axes["bias"] = axes["mask"]
         return {
-            name: Operand(node, extents[name], node.shape[:-2])
+            name: Operand(node, axes.get(name, ("bh", "query", "d")), extents[name])
             for name, node in zip(names, self.node.operands, strict=True)
         }
 
@@ -133,16 +136,15 @@ class _Attention:
         extents = {"o": (bh, tq, dv), "lse": (bh, tq), "dq": (bh, tq, d), "dk": (bh, tk, d), "dv": (bh, tk, dv)}
         name = _RESULTS[self.step][item]
 
-        def store(coords: Sequence[str], value: str, vec: int = 1) -> str:
-            em = emitter.child("to_")
-            at = coordinates(em, coords, extents[name], 2 if vec == 4 else None, "to_")
-            flat = flatten(at, extents[name])
+        axes = ("bh", "key" if name in ("dk", "dv") else "query", "d")[: len(extents[name])]
+
+        def write(em: Emitter, flat: Index, value: Value) -> None:
             if got is not None:
-                em.bound[got] = Value(value, vec == 4)
-            em.place = lambda node: tile_place(self.a.space.get(node), node, flat)
-            values = [em.value(o, unflatten(turned(self.a.space[o], flat), o.shape)) for _, o in outputs]
-            for (k, out), one in zip(outputs, values, strict=True):
-                em.store(k, turned(self.a.space[out], flat), one, out.dtype)
-            return em.text
+                em.bound[got] = value
+            write_tile(em, self.a, outputs, flat)
+
+        def store(coords: Sequence[str], value: str, vec: int = 1) -> str:
+            function = store_function(emitter, f"store_{name}", axes, extents[name], vec == 4, write)
+            return f"{function}({', '.join((*coords, value))});"
 
         return store

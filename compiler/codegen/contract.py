@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...templates import swapped
-from ..index import Index, flatten, index, unflatten
+from ..index import Index, flatten, unflatten
 from ..ir import Node
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.space import Analysis, Space
@@ -17,6 +16,7 @@ from .emitter import LANE, Emitter, V, Value
 from .rewrite import partial_input, product_as_rows, replaced, summed
 from .rowwise import lower_job
 from .source import Job, finish
+from .wgsl import wgsl_type
 
 _FOUR_LOADS = 52.0  # of single elements; a vec4 is 24 (measured on llvmpipe, a fair order elsewhere)
 
@@ -35,14 +35,14 @@ def lower_contract(job: Job, analysis: Analysis) -> list[KernelSource]:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A value that a template loads: coordinates are (batch, row, column) of sizes `extents`."""
+    """A value that a template loads: coordinates `axes`, the first for the leading axes of `node`, have `extents`."""
 
     node: Node
+    axes: tuple[str, ...]
     extents: tuple[int, ...]
-    lead: tuple[int, ...]  # the axes that batch stands for
 
     def at(self, coords: Sequence[Index]) -> tuple[Index, ...]:
-        return (*unflatten(coords[0], self.lead), *coords[1:])
+        return (*unflatten(coords[0], self.node.shape[:-2]), *coords[1:])
 
 
 class _Product:
@@ -52,10 +52,9 @@ class _Product:
         *lead, self.m, self.k = left.shape
         self.n = right.shape[-1]
         self.batch = math.prod(lead)
-        self.lead = tuple(lead)
         self.operands = {
-            "a": Operand(left, (self.batch, self.m, self.k), self.lead),
-            "b": Operand(right, (self.batch, self.k, self.n), self.lead),
+            "a": Operand(left, ("batch", "m", "k"), (self.batch, self.m, self.k)),
+            "b": Operand(right, ("batch", "k", "n"), (self.batch, self.k, self.n)),
         }
 
     def kernels(self) -> list[KernelSource]:
@@ -86,7 +85,8 @@ class _Product:
             access.vector = wide and straight
 
         def load(name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None) -> str:
-            return load_text(emitter, self.operands[name], result, coords, axis if vec == 4 else None)
+            function = load_function(emitter, f"load_{name}", self.operands[name], axis if vec == 4 else None)
+            return f"let {result} = {function}({', '.join(coords)});"
 
         def store(coords: tuple[str, ...], value: str, vec: int = 1) -> str:
             return self._store(emitter, job, partial, coords, value, vec)
@@ -104,21 +104,27 @@ class _Product:
 
     def _store(self, emitter: Emitter, job: Job, partial: Scratch | None, coords: tuple[str, ...], value: str,
                vec: int) -> str:  # fmt: skip
-        em = emitter.child("to_")
         splits = partial.shape[0] if partial else 1
         extents = (self.batch * splits, self.m, self.n)
-        at = coordinates(em, coords, extents, 2 if vec == 4 else None, "to_")
-        flat = flatten(at, extents)
-        em.bound[self.dot] = Value(value, vec == 4)
-        if partial is not None:
-            em.store(0, flat, em.bound[self.dot], self.dot.dtype)
-            return em.text
-        em.place = lambda node: tile_place(self.a.space.get(node), node, flat)
-        outputs = job.group.outputs
-        values = [em.value(o, unflatten(turned(self.a.space[o], flat), o.shape)) for o in outputs]
-        for k, (out, one) in enumerate(zip(outputs, values, strict=True)):
-            em.store(k, turned(self.a.space[out], flat), one, out.dtype)
-        return em.text
+        outputs = [] if partial else list(enumerate(job.group.outputs))
+
+        def write(em: Emitter, flat: Index, value: Value) -> None:
+            em.bound[self.dot] = value
+            if partial is not None:
+                em.store(0, flat, value, self.dot.dtype)
+            write_tile(em, self.a, outputs, flat)
+
+        name = store_function(emitter, "store_c", ("batch", "m", "n"), extents, vec == 4, write)
+        return f"{name}({', '.join((*coords, value))});"
+
+
+def write_tile(em: Emitter, a: Analysis, outputs: Sequence[tuple[int, Node]], flat: Index) -> None:
+    """Store outputs (with their bindings' numbers) for the anchor's element at row-major position `flat`."""
+    em.place = lambda node: tile_place(a.space.get(node), node, flat)
+    places = [turned(a.space[o], flat) for _, o in outputs]
+    values = [em.value(o, unflatten(at, o.shape)) for (_, o), at in zip(outputs, places, strict=True)]
+    for (k, out), at, value in zip(outputs, places, values, strict=True):
+        em.store(k, at, value, out.dtype)
 
 
 def turned(space: Space, flat: Index) -> Index:
@@ -137,32 +143,44 @@ def tile_place(space: Space | None, node: Node, flat: Index) -> tuple[Index, ...
     return unflatten(turned(space, flat), node.shape)
 
 
-def coordinates(
-    em: Emitter, coords: Sequence[str], extents: Sequence[int], lanes: int | None, prefix: str
-) -> list[Index]:
-    """WGSL coordinates as indexes; along axis `lanes` four neighbours from a multiple of 4 on."""
+def coordinates(em: Emitter, axes: Sequence[str], extents: Sequence[int], lanes: int | None) -> list[Index]:
+    """A function's parameters as indexes; along axis `lanes` four neighbors from a multiple of 4 on."""
     out: list[Index] = []
-    for k, (text, extent) in enumerate(zip(coords, extents, strict=True)):
-        number = re.fullmatch(r"(\d+)u", text)
-        if k == lanes:
-            quad = em.variable(f"{prefix}quad", extent // 4, f"({text}) / 4u")
-            out.append((index(int(number[1])) if number else quad * 4) + V)
-        elif number:
-            out.append(index(int(number[1])))
-        elif re.fullmatch(r"\w+", text):
-            out.append(em.variable(text, extent))
-        else:
-            out.append(em.variable(f"{prefix}at{k}", extent, text))
+    for k, (name, extent) in enumerate(zip(axes, extents, strict=True)):
+        quad = em.variable("quad", extent // 4, f"{name} / 4u") * 4 + V if k == lanes else None
+        out.append(em.variable(name, extent) if quad is None else quad)
     return out
 
 
-def load_text(emitter: Emitter, operand: Operand, result: str, coords: Sequence[str], lanes: int | None) -> str:
-    """Statements that define `let {result}`: the operand's element, or four of them along an axis."""
-    em = emitter.child(f"{result}_")
-    at = coordinates(em, coords, operand.extents, lanes, f"{result}_")
-    value = em.value(operand.node, operand.at(at))
-    em.line(f"let {result} = {em.splat(value, operand.node.dtype, lanes is not None)};")
-    return em.text
+def load_function(emitter: Emitter, name: str, operand: Operand, lanes: int | None) -> str:
+    """The name of a function that gives the operand's element at coordinates, or four along axis `lanes`."""
+    name = name if lanes is None else f"{name}4_{operand.axes[lanes]}"
+    if name not in emitter.functions:
+        em, dtype = emitter.child(), operand.node.dtype
+        value = em.value(operand.node, operand.at(coordinates(em, operand.axes, operand.extents, lanes)))
+        em.line(f"return {em.splat(value, dtype, lanes is not None)};")
+        parameters = ", ".join(f"{axis}: u32" for axis in operand.axes)
+        emitter.functions[name] = _function(f"{name}({parameters}) -> {wgsl_type(dtype, lanes is not None)}", em)
+    return name
+
+
+def store_function(emitter: Emitter, name: str, axes: tuple[str, ...], extents: Sequence[int], wide: bool,
+                   write: Callable[[Emitter, Index, Value], None]) -> str:  # fmt: skip
+    """The name of a function that writes a value, or four along the last axis, with all that follows it."""
+    name = f"{name}4" if wide else name
+    if name not in emitter.functions:
+        em = emitter.child()
+        at = coordinates(em, axes, extents, len(axes) - 1 if wide else None)
+        write(em, flatten(at, extents), Value("value", wide))
+        parameters = ", ".join(f"{axis}: u32" for axis in axes)
+        kind = "vec4<f32>" if wide else "f32"
+        emitter.functions[name] = _function(f"{name}({parameters}, value: {kind})", em)
+    return name
+
+
+def _function(signature: str, em: Emitter) -> str:
+    lines = em.text.splitlines()
+    return "\n".join([f"fn {signature} {{", *(f"  {line}" for line in lines), "}"])
 
 
 def vector_axis(job: Job, operand: Operand, names: str) -> str:

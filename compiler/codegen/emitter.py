@@ -64,15 +64,14 @@ class Emitter:
         self.place: Callable[[Node], tuple[Index, ...] | None] = lambda node: None
         self.variables: dict[str, Value] = {LANE: Value(_LANES, vector=True)}
         self.phase = 0
-        self.prefix = ""
+        self.functions: dict[str, str] = {}
         self._names = 0
         self._reads: dict[Node, int] = {}
 
-    def child(self, prefix: str) -> Emitter:
-        """An emitter of other statements of the same kernel, whose names begin with `prefix`."""
+    def child(self) -> Emitter:
+        """An emitter of a function's statements in the same kernel."""
         other = Emitter((), self.memory)
         other.accesses, other.outputs, other._reads = self.accesses, self.outputs, self._reads
-        other.prefix, other.phase = prefix, self.phase
         return other
 
     # ---- blocks
@@ -101,7 +100,7 @@ class Emitter:
 
     def fresh(self, prefix: str) -> str:
         self._names += 1
-        return f"{self.prefix}{prefix}_{self._names}"
+        return f"{prefix}_{self._names}"
 
     def let(self, key: object, prefix: str, text: str, depth: int, vector: bool) -> Value:
         """`text` under a new name, remembered under `key` while its block lasts."""

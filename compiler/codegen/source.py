@@ -50,8 +50,9 @@ def finish(
 ) -> KernelSource:
     """The kernel whose statements `emitter` holds; `values` fill the template."""
     accesses, outputs = emitter.accesses, emitter.outputs
-    text = render(template, library="", header="", **values)
+    main = render(template, library="", header="", **values)
     check_limits(job, len(accesses), grid, workgroup)
+    text = "\n\n".join([*emitter.functions.values(), main.lstrip("\n")])
     library = functions(text)
     text = spell(f"{library}\n\n{text}" if library else text, [a.vector for a in accesses])
     used = {a.dtype for a in accesses}
