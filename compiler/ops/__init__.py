@@ -25,6 +25,7 @@ from .move import pad as pad
 from .move import reshape as reshape
 from .move import slice_ as slice_
 from .move import transpose as transpose
+from . import packed as packed
 from . import random as random
 from .reduce import reduce as reduce
 from .scan import argsort as argsort
