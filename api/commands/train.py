@@ -62,7 +62,7 @@ def _add_gpt(models: Any, common: argparse.ArgumentParser) -> None:
         "--temperature", type=float, default=written.temperature,
         help=f"0 for the likeliest characters {_default(written.temperature)}",
     )  # fmt: skip
-    _limits(parser, Path("runs/gpt"), gpt_.STEPS)
+    _limits(parser, Path("runs/gpt"), gpt_.STEPS, gpt_.MINUTES)
     parser.set_defaults(run=run_gpt)
 
 
@@ -70,7 +70,7 @@ def _add_mlp(models: Any, common: argparse.ArgumentParser) -> None:
     text = "a multilayer perceptron on scikit-learn's handwritten digits"
     parser = models.add_parser("mlp", parents=[common], help=text, description=f"Train {text}.")
     _settings(parser, MLPConfig, _MLP_FLAGS)
-    _limits(parser, Path("runs/mlp"), mlp_.STEPS)
+    _limits(parser, Path("runs/mlp"), mlp_.STEPS, mlp_.MINUTES)
     parser.set_defaults(run=run_mlp)
 
 
@@ -97,18 +97,16 @@ def _settings(parser: argparse.ArgumentParser, config: Any, flags: dict[str, str
         )  # fmt: skip
 
 
-def _limits(parser: argparse.ArgumentParser, out: Path, steps: int) -> None:
+def _limits(parser: argparse.ArgumentParser, out: Path, steps: int, minutes: float) -> None:
     run = Run(out)
     group = parser.add_argument_group("the run")
     group.add_argument(
-        "--steps",
-        type=int,
-        metavar="N",
-        help=f"steps in all; a bound of --minutes {_default(steps)}",
-    )
+        "--steps", type=int, metavar="N",
+        help=f"train so many steps (default: {steps}, and {minutes:g} minutes at most)",
+    )  # fmt: skip
     group.add_argument(
         "--minutes", type=float, metavar="X",
-        help="train this long; the learning rate still comes to its end (compiling comes on top)",
+        help="train this long, not counting the compiler; the learning rate still comes to its end",
     )  # fmt: skip
     group.add_argument(
         "--out", type=Path, default=out, metavar="DIR", help=f"folder {_default(out)}"

@@ -20,7 +20,7 @@ from eggpu.train.run import Result, Run, positive, settings
 from eggpu.train.sample import sample_text
 from eggpu.train.task import Batch, Task, initial_state, training_step
 
-STEPS = 1500
+STEPS, MINUTES = 1500, 4.0  # whichever ends first, unless told otherwise
 _EVALUATED = 16  # batches of validation text
 _SHAPE = ("layers", "width", "heads", "context")
 
@@ -67,7 +67,7 @@ def train_gpt(
     when the run resumes one. Everything is written to `run.out`.
     """
     config, saved = settings(GPTConfig, "gpt", changes or {}, run, _SHAPE)
-    run = run.limited(saved.get("steps") or STEPS)
+    run = run.limited(saved.get("steps") or STEPS, MINUTES)
     text = text or saved.get("text", ())
     vocabulary = Vocabulary(saved["characters"]) if saved else None
     corpus = data.corpus(text, vocabulary=vocabulary)

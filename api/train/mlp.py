@@ -19,7 +19,7 @@ from eggpu.train.progress import display
 from eggpu.train.run import Result, Run, positive, settings
 from eggpu.train.task import Batch, Task, initial_state, training_step
 
-STEPS = 600
+STEPS, MINUTES = 600, 1.0  # whichever ends first, unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def loss(model: nn.MLP, x: eg.Array, y: eg.Array) -> eg.Array:
 def train_mlp(changes: Mapping[str, Any] | None = None, *, run: Run) -> Result:
     """Train an MLP on handwritten digits; see train_gpt for `changes` and `run`."""
     config, saved = settings(MLPConfig, "mlp", changes or {}, run, ("hidden",))
-    run = run.limited(saved.get("steps") or STEPS)
+    run = run.limited(saved.get("steps") or STEPS, MINUTES)
     digits = data.digits(config.seed)
     task = _task(config, digits, run)
     task.resume(run)

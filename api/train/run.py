@@ -45,10 +45,10 @@ class Run:
         """Where the model and the optimizer's state are saved."""
         return self.out / "checkpoint.safetensors"
 
-    def limited(self, steps: int) -> Run:
-        """This run, with `steps` steps if it was given no limit."""
+    def limited(self, steps: int, minutes: float) -> Run:
+        """This run, with `steps` steps and `minutes` at most if it was given no limit."""
         free = self.steps is None and self.minutes is None
-        return dataclasses.replace(self, steps=steps) if free else self
+        return dataclasses.replace(self, steps=steps, minutes=minutes) if free else self
 
 
 @dataclass(slots=True)
