@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import eggpu as eg
 from eggpu import nn
 from eggpu.compiler import pytree
 from eggpu.compiler.autodiff import value_and_grad
@@ -167,6 +168,34 @@ def test_rms_norm_and_embedding_gradients() -> None:
     ids = np.array([[1, 1, 3], [8, 0, 1]], np.int32)
     y = np.array([2, 0], np.int32)
     finite_differences(lambda m, ids, y: nn.cross_entropy(m(ids), y), model, ids, y)
+
+
+def assert_compiled(function: Callable[..., Any], *args: Any) -> None:
+    """The compiled function gives what the interpreter gives in float64."""
+    found, expected = eg.compile(function)(*args), run(function, *args)
+    leaves, structure = pytree.flatten(expected)
+    for name, value, right in zip(
+        pytree.paths(structure), pytree.flatten(found)[0], leaves, strict=True
+    ):
+        # the gradient of a key's bias is 0 but for rounding
+        atol = 1e-7 + 2e-5 * float(np.abs(right).max())
+        np.testing.assert_allclose(value.numpy(), right, rtol=0, atol=atol, err_msg=name)
+
+
+def test_compiled_gpt(tokens: np.ndarray) -> None:
+    model = pytree.tree_map(lambda v: array(v.numpy() * 5), tiny_gpt(layers=1))
+
+    def loss(m: Any, x: Any, y: Any) -> Any:
+        return nn.cross_entropy(m(x), y)
+
+    assert_compiled(value_and_grad(loss), model, tokens, np.roll(tokens, -1, 1))
+
+
+def test_compiled_layers() -> None:
+    x = np.random.default_rng(5).standard_normal((3, 7, 12)).astype(np.float32)
+    attention = nn.MultiHeadAttention(12, 3, key=0, causal=False, std=0.5)
+    layers = (nn.LayerNorm(12), nn.RMSNorm(12), nn.Linear(12, 5, key=1), attention)
+    assert_compiled(lambda layers, x: tuple(f(x) for f in layers), layers, x)
 
 
 def test_names_and_counts() -> None:

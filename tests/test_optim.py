@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import eggpu as eg
 from eggpu import optim
 from eggpu.compiler import pytree
 from eggpu.compiler.errors import TraceError
@@ -83,9 +84,13 @@ def train(opt: Any, steps: int = 100) -> Any:
     return model
 
 
-def assert_close(found: Any, expected: Any) -> None:
+def assert_close(found: Any, expected: Any, rtol: float = 2e-6, atol: float = 1e-7) -> None:
     for k in expected:
-        np.testing.assert_allclose(found[k], expected[k], rtol=2e-6, atol=1e-7, err_msg=k)
+        np.testing.assert_allclose(found[k], expected[k], rtol, atol, err_msg=k)
+
+
+def constant(i: int) -> float:
+    return 0.05
 
 
 def falling(i: int) -> float:
@@ -117,6 +122,29 @@ def test_adamw_with_a_schedule(decay: float) -> None:
 def test_sgd_with_a_schedule() -> None:
     schedule = optim.linear(0.05, 0.0, 200)
     assert_close(train(optim.sgd(schedule, 0.9)), torch_sgd(falling, 0.9, False, 0.0, 100))
+
+
+@pytest.mark.parametrize(
+    ("opt", "expected"),
+    [
+        (optim.sgd(0.05, 0.9, True, 0.1), lambda: torch_sgd(constant, 0.9, True, 0.1, 100)),
+        (
+            optim.adamw(optim.linear(0.05, 0.0, 200), 0.8, 0.99, 1e-6, 0.1),
+            lambda: torch_adam(falling, 0.8, 0.99, 1e-6, 0.1, decoupled=True),
+        ),
+    ],
+    ids=["sgd", "adamw"],
+)
+def test_compiled_updates_with_donation(opt: Any, expected: Callable[[], Any]) -> None:
+    model = pytree.tree_map(array, start())
+    state: Any = opt.init(model)
+    update = eg.compile(opt.update, donate=("model", "state"), name="update")
+    for i in range(100):
+        grads = {k: g.astype(np.float32) for k, g in gradient(i).items()}
+        model, state = update(model, state, grads)
+    assert int(state.step) == 100
+    assert_close({k: v.numpy() for k, v in model.items()}, expected(), rtol=1e-5, atol=2e-6)
+    assert not update.recompilations
 
 
 def test_the_first_adam_step_is_exact_in_float32() -> None:
