@@ -6,16 +6,15 @@ import shutil
 from pathlib import Path
 
 from eggpu.compiler.pipeline import Compilation
-from eggpu.compiler.schedule.show import memory_map, plan_text
+from eggpu.compiler.schedule.show import kernel_wgsl, memory_map, plan_text
 from eggpu.compiler.text import print_graph
 
 
 def stages(compilation: Compilation) -> dict[str, str]:
     """File name to text, in the order of the pipeline. Deterministic: no times of this run."""
     out = {"0-trace.ir": print_graph(compilation.trace), "1-grad.ir": print_graph(compilation.graph)}
-    reports = [r for r in (compilation.egraph, compilation.extraction) if r is not None]
-    if reports:
-        out["2-egraph.txt"] = "\n".join(str(r).rstrip() + "\n" for r in reports)
+    if compilation.egraph is not None:
+        out["2-egraph.txt"] = f"{compilation.egraph.text().rstrip()}\n\n{compilation.extraction}"
     out["3-best.ir"] = print_graph(compilation.selection.graph)
     out["4-plan.txt"] = plan_text(compilation.plan)
     out["memory.txt"] = memory_map(compilation.plan)
@@ -31,5 +30,5 @@ def write(compilation: Compilation, folder: Path) -> Path:
     for name, text in stages(compilation).items():
         (folder / name).write_text(text.rstrip() + "\n", encoding="utf-8")
     for i, kernel in enumerate(compilation.plan.kernels):
-        (kernels / f"{i:03d}-{kernel.name}.wgsl").write_text(kernel.wgsl, encoding="utf-8")
+        (kernels / f"{i:03d}-{kernel.name}.wgsl").write_text(kernel_wgsl(compilation.plan, i), encoding="utf-8")
     return folder

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from eggpu.compiler.errors import IRError
-from eggpu.compiler.pytree import Structure
 from eggpu.compiler.schedule.plan import Plan
 from eggpu.compiler.types import Type, parse_type
 
 FORMAT = "eggpu-plan-1"
 
 
-def save(path: str | Path, plan: Plan, results: Structure, types: Sequence[Type]) -> None:
+def save(path: str | Path, plan: Plan, types: Sequence[Type]) -> None:
     """Write a plan with the types of its results; results are a flat list when loaded."""
     from eggpu.compiler.schedule.serialize import plan_to_json
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from eggpu import cache
 from eggpu.compiler import pytree
 from eggpu.compiler.errors import TraceError
-from eggpu.compiler.pipeline import Compilation, Options, compile_graph
-from eggpu.compiler.tracing import Array, array, leaf_type, parameter_names, trace_call
+from eggpu.compiler.ir import Graph
+from eggpu.compiler.pipeline import Compilation, Options, compile_graph, timed
+from eggpu.compiler.tracing import Array, Traced, array, leaf_type, parameter_names, trace_call
 from eggpu.compiler.types import Type
 from eggpu.runtime import Device, DeviceBuffer, Executable, open_device
 from eggpu.runtime import synchronize as synchronize_device
@@ -75,13 +76,25 @@ def _buffer(leaf: Any, on: Device) -> DeviceBuffer:
 
 @dataclass
 class _Version:
-    """One signature's program."""
+    """One signature's program. `passes` is there when it was compiled in this process, not taken from the cache."""
 
-    compilation: Compilation
+    traced: Traced
+    graph: Graph
     executable: Executable
-    results: pytree.Structure
-    types: tuple[Type, ...]
-    seconds: float
+    passes: Compilation | None
+    options: Options
+    seconds: dict[str, float]
+
+    @property
+    def types(self) -> list[Type]:
+        return [n.type for n in self.graph.outputs]
+
+    def compilation(self) -> Compilation:
+        """What each pass gave; compiled for its reports when the plan came from the cache."""
+        if self.passes is None:
+            target = self.executable.device.target
+            self.passes = compile_graph(self.graph, target, self.options, trace=self.traced.primal)
+        return self.passes
 
 
 class Compiled:
@@ -91,11 +104,13 @@ class Compiled:
     `explain(*args)`, `profile(*args)` and `dump(folder, *args)` compile for the arguments when needed.
     """
 
-    def __init__(self, function: Callable[..., Any], donate: Sequence[str | int], name: str | None, options: Options) -> None:
+    def __init__(self, function: Callable[..., Any], donate: Sequence[str | int], name: str | None, options: Options,
+                 cached: bool) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         self.function = function
         self.name = name or getattr(function, "__name__", "program")
         self.options = options
+        self._cached = cached
         self._parameters = parameter_names(function)
         self._donate = tuple(self._position(d) for d in donate)
         self._versions: dict[Any, _Version] = {}
@@ -117,7 +132,7 @@ class Compiled:
         on = version.executable.device
         buffers = version.executable([_buffer(v, on) for v in leaves])
         out = [Array(storage=DeviceStorage(t, b)) for t, b in zip(version.types, buffers, strict=True)]
-        return pytree.unflatten(version.results, out)
+        return pytree.unflatten(version.traced.results, out)
 
     def _version(self, leaves: Sequence[Any], structure: pytree.Structure) -> _Version:
         on = device()
@@ -138,20 +153,30 @@ class Compiled:
         changed = [(i, a, b) for i, (a, b) in enumerate(zip(known[-1][1], types, strict=True)) if a != b]
         if not changed:
             return "another device"
-        names = self._latest.compilation.graph.input_names if self._latest else ()
+        names = self._latest.graph.input_names if self._latest else ()
         shown = [f"{names[i] if i < len(names) else i}: {a} -> {b}" for i, a, b in changed[:4]]
         return ", ".join(shown) + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
 
     def _compile(self, leaves: Sequence[Any], structure: pytree.Structure, on: Device) -> _Version:
-        start = time.perf_counter()
-        args, kwargs = pytree.unflatten(structure, [Array(storage=_TypeOnly(leaf_type(v))) for v in leaves])
-        traced = trace_call(self.function, args, kwargs, names=self._parameters, name=self.name)
-        compilation = compile_graph(
-            traced.graph.replace(donated=self._donated(structure)), on.target, self.options, trace=traced.primal
-        )
-        executable = Executable(compilation.plan, on)
-        types = tuple(n.type for n in traced.graph.outputs)
-        return _Version(compilation, executable, traced.results, types, time.perf_counter() - start)
+        seconds: dict[str, float] = {}
+        with timed(seconds, "trace"):
+            args, kwargs = pytree.unflatten(structure, [Array(storage=_TypeOnly(leaf_type(v))) for v in leaves])
+            traced = trace_call(self.function, args, kwargs, names=self._parameters, name=self.name)
+            graph = traced.graph.replace(donated=self._donated(structure))
+        with timed(seconds, "look up"):
+            name = cache.key(graph, on.target, self.options) if self._cached else ""
+            plan = cache.load(name) if name else None
+        passes = None
+        if plan is None:
+            passes = compile_graph(graph, on.target, self.options, trace=traced.primal)
+            plan = passes.plan
+            seconds |= passes.seconds
+            if name:
+                with timed(seconds, "keep"):
+                    cache.store(name, plan)
+        with timed(seconds, "load"):
+            executable = Executable(plan, on)
+        return _Version(traced, graph, executable, passes, self.options, seconds)
 
     def _donated(self, structure: pytree.Structure) -> tuple[int, ...]:
         out, at = [], 0
@@ -167,7 +192,7 @@ class Compiled:
 
     def compile(self, *args: Any, **kwargs: Any) -> Compilation:
         """Compile for arguments of these types without running; what each pass gave."""
-        return self._version(*pytree.flatten((args, kwargs))).compilation
+        return self._version(*pytree.flatten((args, kwargs))).compilation()
 
     def _current(self) -> _Version:
         if self._latest is None:
@@ -177,23 +202,25 @@ class Compiled:
     @property
     def graph(self):  # noqa: ANN201
         """The traced program: forward, backward and update."""
-        return self._current().compilation.graph
+        return self._current().graph
 
     @property
     def plan(self):  # noqa: ANN201
         """The kernels and buffers of the latest signature."""
-        return self._current().compilation.plan
+        return self._current().executable.plan
 
     @property
     def report(self):  # noqa: ANN201
         """What saturation and extraction did."""
-        c = self._current().compilation
+        c = self._current().compilation()
         return c.egraph, c.extraction
 
     @property
     def wgsl(self) -> dict[str, str]:
         """Each kernel's shader, by a name with its place in the plan."""
-        return {f"{i:03d}-{k.name}": k.wgsl for i, k in enumerate(self.plan.kernels)}
+        from eggpu.compiler.schedule.show import kernel_wgsl
+
+        return {f"{i:03d}-{k.name}": kernel_wgsl(self.plan, i) for i, k in enumerate(self.plan.kernels)}
 
     @property
     def memory(self) -> str:
@@ -204,8 +231,13 @@ class Compiled:
 
     @property
     def compile_seconds(self) -> float:
-        """Wall time of tracing, compiling and loading the latest signature."""
-        return self._current().seconds
+        """Seconds of tracing, compiling and loading the latest signature; `seconds` has them by stage."""
+        return sum(self._current().seconds.values())
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each stage for the latest signature."""
+        return dict(self._current().seconds)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """All stages as text: program, e-graph report with choices, plan and memory."""
@@ -218,7 +250,7 @@ class Compiled:
         """Write every stage and every kernel to numbered files in a folder; the latest signature without arguments."""
         from eggpu.dump import write
 
-        compilation = self.compile(*args, **kwargs) if args or kwargs else self._current().compilation
+        compilation = self.compile(*args, **kwargs) if args or kwargs else self._current().compilation()
         return write(compilation, Path(folder))
 
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
@@ -226,14 +258,14 @@ class Compiled:
         leaves, structure = pytree.flatten((args, kwargs))
         version = self._version(leaves, structure)
         on = version.executable.device
-        return Profile(version.compilation.plan, tuple(version.executable.profile([_buffer(v, on) for v in leaves])))
+        return Profile(version.executable.plan, tuple(version.executable.profile([_buffer(v, on) for v in leaves])))
 
     def save(self, path: str | Path) -> None:
         """Write the latest plan so that `eggpu.load` runs it without the compiler."""
         from eggpu.saved import save
 
         version = self._current()
-        save(path, version.compilation.plan, version.results, version.types)
+        save(path, version.executable.plan, version.types)
 
 
 class _TypeOnly:
@@ -261,19 +293,20 @@ class Profile:
 
 def compile(  # noqa: A001
     function: Callable[..., Any] | None = None, *, donate: Sequence[str | int] | str = (), name: str | None = None,
-    options: Options | None = None, **changes: Any,
+    options: Options | None = None, cache: bool = True, **changes: Any,
 ) -> Any:  # fmt: skip
     """Compile a function of arrays, numbers and pytrees of them; works as a call and as a decorator.
 
     donate: parameters (names or positions) whose memory results may take over; a donated array must not be used again.
     options, or its fields as keywords (optimize=, relaxed=, without= ...): see Options.
+    cache: take the plan from disk when this program was compiled before (see eggpu.cache).
 
     >>> @eggpu.compile(donate=("model",))
     ... def step(model, x): ...
     """
     if function is None:
-        return functools.partial(compile, donate=donate, name=name, options=options, **changes)
+        return functools.partial(compile, donate=donate, name=name, options=options, cache=cache, **changes)
     from dataclasses import replace
 
     given = replace(options or Options(), **changes)
-    return Compiled(function, (donate,) if isinstance(donate, (str, int)) else donate, name, given)
+    return Compiled(function, (donate,) if isinstance(donate, (str, int)) else donate, name, given, cache)

@@ -14,6 +14,8 @@ from .schedule.selection import Selection
 from .schedule.target import Target
 
 if TYPE_CHECKING:
+    from .egraph.outcome import ExtractionReport
+    from .egraph.report import EGraphReport
     from .egraph.saturate import Options as Saturation
 
 
@@ -46,8 +48,8 @@ class Compilation:
     options: Options
     selection: Selection
     plan: Plan
-    egraph: object | None = None
-    extraction: object | None = None
+    egraph: EGraphReport | None = None
+    extraction: ExtractionReport | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -64,7 +66,7 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
     options = options or Options()
     seconds: dict[str, float] = {}
     egraph = extraction = None
-    with _timed(seconds, "verify"):
+    with timed(seconds, "verify"):
         verify_graph(graph)
     program = expand(graph)
     if options.optimize:
@@ -73,17 +75,17 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
         from .egraph.extract import extract
         from .egraph.saturate import Options as Saturation
 
-        with _timed(seconds, "saturate"):
+        with timed(seconds, "saturate"):
             snapshot, egraph = saturate_graph(program, _saturation(options, Saturation))
         # the cheapest of them: e-nodes, stored values and kernels chosen together
-        with _timed(seconds, "extract"):
+        with timed(seconds, "extract"):
             selection, extraction = extract(snapshot, target, program, effort=options.effort)
     else:
         selection = separate(program)
     # kernels in WGSL, memory, and a last check of every hazard and limit
-    with _timed(seconds, "lower"):
+    with timed(seconds, "lower"):
         plan = assemble(selection, target, Repeated(lower))
-    with _timed(seconds, "check"):
+    with timed(seconds, "check"):
         verify_plan(plan, target)
     return Compilation(trace or graph, graph, target, options, selection, plan, egraph, extraction, seconds)
 
@@ -93,7 +95,8 @@ def _saturation(options: Options, kind: type[Saturation]) -> Saturation:
 
 
 @contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the wall time of a block to `seconds[name]`."""
     start = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
