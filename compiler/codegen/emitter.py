@@ -417,6 +417,9 @@ def _expression(node: Node, texts: list[str], vector: bool) -> str:
     return template.format(*texts, T=wgsl_type(last, vector), v="4" if vector else "", s=suffix(last, vector))
 
 
+_ZERO = r"(vec4<f32>\()?(0\.0|eg_bits\(0x80000000u\))\)?"
+
+
 def _hidden(template: str, texts: list[str], v: str) -> list[str]:
     """Operands of x * 0, x / 0 and x - x in a form that the driver does not simplify: infinities and NaN count."""
     if template == "{0} - {1}" and texts[0] == texts[1]:
@@ -425,9 +428,11 @@ def _hidden(template: str, texts: list[str], v: str) -> list[str]:
     if template == "{0} / {1}" and zeros[1]:
         return [texts[0], f"eg_zero{v}({texts[0]})"]
     if template == "{0} * {1}":
+        zeros = [re.fullmatch(_ZERO, t) is not None for t in texts]
         if zeros[0] != zeros[1]:
-            x = texts[zeros[0]]
-            return [f"eg_zero{v}({x})" if zero else t for t, zero in zip(texts, zeros, strict=True)]
+            x, zero = texts[zeros[0]], texts[zeros[1]]
+            hidden = f"-eg_zero{v}({x})" if "eg_bits" in zero else f"eg_zero{v}({x})"
+            return [f"({hidden})" if is_zero else t for t, is_zero in zip(texts, zeros, strict=True)]
     return texts
 
 

@@ -16,7 +16,6 @@ from .geometry import Geometry
 from .source import Job, finish
 from .wgsl import literal, suffix, wgsl_type
 
-_BLOCK = 256  # steps that are added up before they join a longer sum, which loses less to rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class _RowKernel:
         em.phase = level
         sums = {n: self._accumulator(n, g.wide) for n in reductions}
         rests = {n: self._accumulator(n, wide=False) for n in reductions} if g.tail else {}
-        blocked = not g.inline and g.trips > 2 * _BLOCK
+        blocked = not g.inline and g.trips > 2 * g.block
         inner = {n: em.fresh("block") for n in sums if blocked and self._rounds(n)}
 
         def visit(step: Step) -> None:
@@ -169,10 +168,10 @@ class _RowKernel:
             with em.block(f"for (var j = {start}; j < {stop}; {advance})"):
                 visit(Step(self._step_position()))
         else:
-            with em.block(f"for (var b = {start}; b < {stop}; b += {_BLOCK * g.T}u)"):
+            with em.block(f"for (var b = {start}; b < {stop}; b += {g.block * g.T}u)"):
                 for name, (node, _) in inner.items():
                     em.line(f"var {name} = {self._identity(node, g.wide)};")
-                with em.block(f"for (var j = b; j < min(b + {_BLOCK * g.T}u, {stop}); {advance})"):
+                with em.block(f"for (var j = b; j < min(b + {g.block * g.T}u, {stop}); {advance})"):
                     visit(Step(self._step_position()))
                 for name, (node, total) in inner.items():
                     em.line(f"{total} = {self._combined(node, total, name, g.wide)};")
