@@ -128,18 +128,15 @@ def test_a_second_ctrl_c_interrupts_at_once(tmp_path: Path, task: Any) -> None:
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, task: Any) -> None:
     broken: Task = task()
-    broken.model = broken.model.replace(layers=broken.model.layers)
     batch = broken.batch
     broken.batch = lambda i: (batch(i)[0] * np.float32(np.nan if i >= 6 else 1), batch(i)[1])
     limits = run(tmp_path, save_every=4)
-    with pytest.raises(TrainingError, match=r"loss is nan at step 10: try a lower --lr; the last"):
+    with pytest.raises(TrainingError, match=r"loss is nan at step 8: try a lower --lr; the last"):
         loop.fit(broken, limits, progress.Quiet())
     tree = {"model": broken.model, "state": broken.state}
     tree, metadata = load_checkpoint(limits.checkpoint, tree)
-    assert metadata.step in (4, 8)
-    if metadata.step == 4:
-        values = nn.named_parameters(tree).values()
-        assert all(np.isfinite(v.numpy()).all() for v in values)
+    assert metadata.step == 4
+    assert all(np.isfinite(v.numpy()).all() for v in nn.named_parameters(tree).values())
 
 
 def test_a_run_goes_on_where_it_ended_and_not_with_another_model(tmp_path: Path) -> None:

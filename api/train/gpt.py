@@ -125,7 +125,7 @@ def _introduction(task: Task, corpus: Corpus) -> str:
         f"text: {len(corpus.train) + len(corpus.valid):,} characters of {corpus.source}, "
         f"{corpus.vocabulary.size} different\n"
         f"device: {eg.device().target.name}{resumed}\n"
-        "compiling the step (the first time takes a while)"
+        "compiling the training step"
     )
 
 
@@ -143,8 +143,7 @@ def _conclude(
         return
     gap = unigram - result.valid
     shown.say(
-        f"\nafter {result.steps} steps in {result.seconds:.0f} s (compiling took "
-        f"{task.step.compile_seconds:.1f} s):\n"
+        f"\nafter {result.steps} steps in {result.seconds:.0f} s:\n"
         f"validation loss {result.valid:.4f} nats a character, unigram entropy {unigram:.4f}: "
         f"{abs(gap):.4f} {'below' if gap > 0 else 'above'} it\n\n"
         f"the model writes (temperature {writing.temperature}):\n{_indented(text)}\n\n{about}"

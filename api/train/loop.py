@@ -29,16 +29,19 @@ def fit(task: Task, run: Run, display: Display) -> Result:
         while i < clock.total and not stop:
             loss = task.advance(i, clock.total)
             i += 1
-            if i % run.log_every == 0 or i == task.start + 1 or i >= clock.total:
+            saving, first = i % run.save_every == 0, i == task.start + 1
+            if saving or first or i % run.log_every == 0 or i >= clock.total:
                 value = _finite(float(loss), i, run.checkpoint if saved >= 0 else None)
                 history.train.append((i, value))
+                if first:
+                    display.say(task.compiled)
                 clock.tick(i)
                 display.show(clock.status(i, value, task))
             if i % run.eval_every == 0 and i < clock.total and not stop:
                 history.valid.append((i, task.evaluate(task.model)))
                 display.say(f"step {i}: validation loss {history.valid[-1][1]:.4f}")
                 clock.restart(i)
-            if i % run.save_every == 0:
+            if saving:
                 task.save(run.checkpoint, saved := i)
                 clock.restart(i)
         seconds = clock.elapsed

@@ -37,6 +37,12 @@ class Task:
         self.model, self.state, loss = self.step(self.model, self.state, *arguments)
         return loss
 
+    @property
+    def compiled(self) -> str:
+        """What the compiler made of the step."""
+        kernels, size = len(self.step.plan.kernels), self.step.plan.peak_bytes / 2**20
+        return f"compiled in {self.step.compile_seconds:.1f} s: {kernels} kernels, {size:.1f} MiB"
+
     def save(self, path: Path, steps: int) -> None:
         """A checkpoint after `steps` steps."""
         tree = {"model": self.model, "state": self.state}
