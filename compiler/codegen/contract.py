@@ -157,6 +157,7 @@ def load_function(emitter: Emitter, name: str, operand: Operand, lanes: int | No
     name = name if lanes is None else f"{name}4_{operand.axes[lanes]}"
     if name not in emitter.functions:
         em, dtype = emitter.child(), operand.node.dtype
+        em.phase = emitter.phase + 1  # other invocations read it as well: no result may take its memory
         value = em.value(operand.node, operand.at(coordinates(em, operand.axes, operand.extents, lanes)))
         em.line(f"return {em.splat(value, dtype, lanes is not None)};")
         parameters = ", ".join(f"{axis}: u32" for axis in operand.axes)
