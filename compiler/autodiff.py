@@ -7,36 +7,79 @@ from typing import Any
 
 from . import pytree
 from .errors import TraceError
-from .ir import Node, _recorders, at_line, topological
+from .ir import Kind, Node, _recorders, at_line, topological
 from .ops import full
 from .tracing import Array, array, note
 
 
+# A mask reaches values through these; products and sorted sums mix places.
+_MASKED = (Kind.ELEMENTWISE, Kind.MOVE, Kind.REDUCE)
+
+
 def vjp_nodes(outputs: Sequence[Node], cotangents: Sequence[Node], wrt: Sequence[Node]) -> list[Node]:
-    """The cotangents of `wrt`, given those of `outputs`; zeros where an output does not depend on them."""
-    order = topological(outputs)
-    wanted = set(wrt)
-    active: set[Node] = set()
-    for node in order:
-        if node in wanted or any(o in active for o in node.operands):
-            active.add(node)
-    sources = _recorders[-1] if _recorders else {}
-    total: dict[Node, Node] = {}
+    """The cotangents of `wrt`, given those of `outputs`; zeros where an output does not depend on them.
 
-    def accumulate(node: Node, value: Node | None) -> None:
-        if value is not None and node in active:
-            total[node] = total[node] + value if node in total else value
-
+    Where a select hides a value, its cotangent is 0 and stays 0, even where a derivative below is infinite or NaN.
+    """
+    pass_ = _Backward(outputs, wrt)
     for output, cotangent in zip(outputs, cotangents, strict=True):
-        accumulate(output, cotangent)
-    for node in reversed(order):
-        if node not in active or node not in total or not node.operands:
-            continue
-        with at_line(sources.get(node, "")):
-            parts = node.op.vjp(total[node], node, *node.operands)
-            for operand, part in zip(node.operands, parts, strict=True):
-                accumulate(operand, part)
+        pass_.accumulate(output, cotangent)
+    pass_.run()
+    total = pass_.total
     return [total[n] if n in total else full(0, n.shape, n.dtype) for n in wrt]
+
+
+class _Backward:
+    """One sweep from outputs to operands."""
+
+    def __init__(self, outputs: Sequence[Node], wrt: Sequence[Node]) -> None:
+        self.order = topological(outputs)
+        self.wanted = set(wrt)
+        self.active: set[Node] = set()
+        for node in self.order:
+            if node in self.wanted or any(o in self.active for o in node.operands):
+                self.active.add(node)
+        self.total: dict[Node, Node] = {}
+        self.items: dict[Node, dict[int, Node]] = {}  # cotangents of the results of a node with several
+        self.masked: set[Node] = set()
+
+    def accumulate(self, node: Node, value: Node | None) -> None:
+        if value is not None and node in self.active:
+            self.total[node] = self.total[node] + value if node in self.total else value
+
+    def run(self) -> None:
+        sources = _recorders[-1] if _recorders else {}
+        for node in reversed(self.order):
+            if node not in self.active or not node.operands:
+                continue
+            with at_line(sources.get(node, "")):
+                if node.kind is Kind.TUPLE:
+                    self._several(node)
+                elif node in self.total:
+                    self._one(node)
+
+    def _one(self, node: Node) -> None:
+        cotangent = self.total[node]
+        if node.kind is Kind.GET:
+            self.items.setdefault(node.operands[0], {})[node.op.index] = cotangent  # type: ignore[attr-defined]
+            return
+        parts = node.op.vjp(cotangent, node, *node.operands)
+        if node in self.masked:
+            parts = node.op.guarded(cotangent, parts)
+        hides = node.op.masking
+        if hides or (hides is None and node in self.masked and node.kind in _MASKED):
+            self.masked.update(node.operands)
+        for operand, part in zip(node.operands, parts, strict=True):
+            self.accumulate(operand, part)
+
+    def _several(self, node: Node) -> None:
+        given = self.items.get(node)
+        if given is None:
+            return
+        types = node.type.items  # type: ignore[attr-defined]
+        cotangents = tuple(given.get(k) or full(0, t.shape, t.dtype) for k, t in enumerate(types))
+        for operand, part in zip(node.operands, node.op.vjp(cotangents, node, *node.operands), strict=True):  # type: ignore[arg-type]
+            self.accumulate(operand, part)
 
 
 def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable[..., Any]:

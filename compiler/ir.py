@@ -62,6 +62,24 @@ class Op:
         """Cotangents of the operands; None where the gradient is zero or there is none."""
         raise NotImplementedError
 
+    @property
+    def masking(self) -> bool | None:
+        """Whether it may hide operands at places where their derivatives do not exist (True), or says that they exist
+        (False). None: as what uses it."""
+        return None
+
+    def guarded(self, cotangent: Node, parts: Sequence[Node | None]) -> Sequence[Node | None]:
+        """The parts of its vjp where a mask may hide the result: 0 where the cotangent is 0, whatever the derivative."""
+        return parts
+
+    def item(self, node: Node, index: int) -> Node | None:
+        """Of a node with several results: what stands for one of them once gradients are taken."""
+        return None
+
+    def stripped(self, operands: Sequence[Node]) -> Node | None:
+        """What stands for the node once gradients are taken, if only autodiff needs the op."""
+        return None
+
     def expansions(self, *operands: Node) -> Sequence[Node]:
         """Equal programs of simpler ops, which the e-graph holds beside this one; the first is the plain lowering."""
         return ()

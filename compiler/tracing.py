@@ -239,12 +239,13 @@ def primal_graph(graph: Graph, primals: Sequence[Node]) -> Graph:
 
 
 def strip_identities(outputs: Sequence[Node], sources: dict[Node, str]) -> tuple[Node, ...]:
-    """`outputs` without the identity ops that only autodiff needs (stop_gradient and marks of differentiated values)."""
+    """`outputs` without the ops that only autodiff needs, such as stop_gradient and marks of differentiated values."""
     new: dict[Node, Node] = {}
     for node in topological(outputs):
         operands = [new[o] for o in node.operands]
-        if getattr(node.op, "wgsl", "") == "{0}":
-            new[node] = operands[0]
+        stands = node.op.stripped(operands)
+        if stands is not None:
+            new[node] = stands
         else:
             with at_line(sources.get(node, "")):
                 new[node] = rebuild(node, operands)

@@ -35,6 +35,9 @@ class Elementwise(Op):
     takes: str  # dtype kinds of the operands
     result: str  # "same" or a dtype's name
     cost: int  # scalar operations
+    linear: bool = False  # its derivatives are numbers, or there are none
+    mark: bool = False  # the operand itself, marked for autodiff; traced programs do not have it
+    masking: bool | None = None  # see Op
     kind = Kind.ELEMENTWISE
 
     @property
@@ -66,6 +69,12 @@ class Elementwise(Op):
 
     def vjp(self, cotangent: Node, result: Node, *xs: Node) -> Sequence[Node | None]:
         return self.gradient(cotangent, result, *xs) if self.gradient else [None] * len(xs)
+
+    def guarded(self, cotangent: Node, parts: Sequence[Node | None]) -> Sequence[Node | None]:
+        return parts if self.linear else [guard(cotangent, part) for part in parts]
+
+    def stripped(self, operands: Sequence[Node]) -> Node | None:
+        return operands[0] if self.mark else None
 
     def flops(self, result: Type, *xs: Type) -> int:
         return self.cost * result.size
@@ -107,8 +116,9 @@ ELEMENTWISE: dict[str, Elementwise] = {}
 
 
 def _op(label: str, wgsl: str | dict[str, str], numpy: Callable[..., np.ndarray], gradient: Vjp | None = None, *,
-        arity: int = 1, takes: str = "f", result: str = "same", cost: int = 1) -> Callable[..., Node]:  # fmt: skip
-    op = ELEMENTWISE[label] = Elementwise(label, arity, wgsl, numpy, gradient, takes, result, cost)
+        arity: int = 1, takes: str = "f", result: str = "same", cost: int = 1, linear: bool = False, mark: bool = False,
+        masking: bool | None = None) -> Callable[..., Node]:  # fmt: skip
+    op = ELEMENTWISE[label] = Elementwise(label, arity, wgsl, numpy, gradient, takes, result, cost, linear, mark, masking)
 
     def build(*xs: Node) -> Node:
         return make(op, *xs)
@@ -138,15 +148,40 @@ def _where(c: Node, a: Node, b: Node | float) -> Node:
     return select(c, a, b if isinstance(b, Node) else _like(a, b))
 
 
+def guard(cotangent: Node, part: Node | None) -> Node | None:
+    """`part` of a vjp, and 0 where the cotangent is 0, whatever the derivative: 0 * inf is 0 behind a mask."""
+    if part is None or _scaled(part, cotangent):
+        return part
+    none = eq(cotangent, _zero(cotangent))
+    return select(broadcast(none, part.shape), _zero(part), part)
+
+
+def _scaled(part: Node, cotangent: Node) -> bool:
+    """Whether `part` is the cotangent, moved or times finite numbers."""
+    while part is not cotangent:
+        factors = [n for n in part.operands if not _is_number(n)]
+        simple = part.kind is Kind.MOVE or part.op.name in ("neg", "mul")
+        if not simple or len(factors) != 1:
+            return False
+        part = factors[0]
+    return True
+
+
+def _is_number(x: Node) -> bool:
+    while x.kind is Kind.MOVE and len(x.operands) == 1:
+        x = x.operands[0]
+    return x.kind is Kind.LITERAL and math.isfinite(x.op.number)  # type: ignore[attr-defined]
+
+
 # fmt: off
 # arithmetic; integers wrap
-add = _op("add", "{0} + {1}", np.add, lambda ct, y, a, b: (ct, ct), arity=2, takes="fiu")
-sub = _op("sub", "{0} - {1}", np.subtract, lambda ct, y, a, b: (ct, -ct), arity=2, takes="fiu")
+add = _op("add", "{0} + {1}", np.add, lambda ct, y, a, b: (ct, ct), arity=2, takes="fiu", linear=True)
+sub = _op("sub", "{0} - {1}", np.subtract, lambda ct, y, a, b: (ct, -ct), arity=2, takes="fiu", linear=True)
 mul = _op("mul", "{0} * {1}", np.multiply, lambda ct, y, a, b: (ct * b, ct * a), arity=2, takes="fiu")
 div = _op("div", "{0} / {1}", np.divide, lambda ct, y, a, b: (ct / b, -(ct * y) / b), arity=2, cost=4)
-neg = _op("neg", {"f": "-{0}", "i": "-{0}", "u": "{T}(0u) - {0}"}, np.negative, lambda ct, y, x: (-ct,), takes="fiu")
-maximum = _op("maximum", "eg_max{s}({0}, {1})", np.maximum, lambda ct, y, a, b: _extreme(ct, gt(a, b), lt(a, b)), arity=2, takes="fiu", cost=2)
-minimum = _op("minimum", "eg_min{s}({0}, {1})", np.minimum, lambda ct, y, a, b: _extreme(ct, lt(a, b), gt(a, b)), arity=2, takes="fiu", cost=2)
+neg = _op("neg", {"f": "-{0}", "i": "-{0}", "u": "{T}(0u) - {0}"}, np.negative, lambda ct, y, x: (-ct,), takes="fiu", linear=True)
+maximum = _op("maximum", "eg_max{s}({0}, {1})", np.maximum, lambda ct, y, a, b: _extreme(ct, gt(a, b), lt(a, b)), arity=2, takes="fiu", cost=2, linear=True)
+minimum = _op("minimum", "eg_min{s}({0}, {1})", np.minimum, lambda ct, y, a, b: _extreme(ct, lt(a, b), gt(a, b)), arity=2, takes="fiu", cost=2, linear=True)
 abs_ = _op("abs", "abs({0})", np.abs, lambda ct, y, x: (ct * sign(x),), takes="fi")
 sign = _op("sign", {"f": "eg_sign{v}({0})", "i": "sign({0})"}, np.sign, lambda ct, y, x: (None,), takes="fi")
 floor = _op("floor", "floor({0})", np.floor, lambda ct, y, x: (None,))
@@ -166,7 +201,7 @@ expm1 = _op("expm1", "eg_expm1{v}({0})", np.expm1, lambda ct, y, x: (ct * (y + 1
 log1p = _op("log1p", "eg_log1p{v}({0})", np.log1p, lambda ct, y, x: (ct / (x + 1.0),), cost=18)
 sigmoid = _op("sigmoid", "eg_sigmoid{v}({0})", lambda x: np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))), lambda ct, y, x: (ct * y * (1.0 - y),), cost=16)
 erf = _op("erf", "eg_erf{v}({0})", np.vectorize(math.erf, otypes=[float]), lambda ct, y, x: (ct * exp(-(x * x)) * (2 / math.sqrt(math.pi)),), cost=20)
-pow_ = _op("pow", "eg_pow{v}({0}, {1})", np.power, lambda ct, y, a, b: (ct * b * pow_(a, b - 1.0), select(gt(a, _zero(a)), ct * y * log(select(gt(a, _zero(a)), a, _like(a, 1.0))), _zero(ct))), arity=2, cost=40)
+pow_ = _op("pow", "eg_pow{v}({0}, {1})", np.power, lambda ct, y, a, b: _pow_vjp(ct, y, a, b), arity=2, cost=40)
 # trigonometry, in radians
 tan = _op("tan", "eg_tan{v}({0})", np.tan, lambda ct, y, x: (ct * (1.0 + y * y),), cost=30)
 asin = _op("asin", "eg_asin{v}({0})", np.arcsin, lambda ct, y, x: (ct * rsqrt(1.0 - x * x),), cost=20)
@@ -194,9 +229,14 @@ xor = _op("xor", {"i": "{0} ^ {1}", "u": "{0} ^ {1}", "b": "{0} != {1}"}, np.bit
 not_ = _op("not", {"i": "~{0}", "u": "~{0}", "b": "!{0}"}, np.invert, takes="iub")
 isnan = _op("isnan", "eg_isnan{v}({0})", np.isnan, result="bool", cost=2)
 # select(condition, when_true, when_false): the branch not taken never poisons the value or the gradient
-select = _op("select", "select({2}, {1}, {0})", np.where, lambda ct, y, c, a, b: (None, _where(c, ct, 0.0), _where(c, _zero(ct), ct)), arity=3, takes="fiub")
-identity = _op("identity", "{0}", lambda x: x, lambda ct, y, x: (ct,), takes="fiub", cost=0)
-stop_gradient = _op("stop_gradient", "{0}", lambda x: x, takes="fiub", cost=0)
+select = _op("select", "select({2}, {1}, {0})", np.where, lambda ct, y, c, a, b: (None, _where(c, ct, 0.0), _where(c, _zero(ct), ct)), arity=3, takes="fiub", linear=True, masking=True)
+# marks for autodiff: a value that is differentiated, one that counts as a constant, and one whose derivatives exist also
+# where a select hides it, so that nothing below needs a guard
+identity = _op("identity", "{0}", lambda x: x, lambda ct, y, x: (ct,), takes="fiub", cost=0, linear=True, mark=True)
+stop_gradient = _op("stop_gradient", "{0}", lambda x: x, takes="fiub", cost=0, mark=True)
+tame = _op("tame", "{0}", lambda x: x, lambda ct, y, x: (ct,), takes="fiub", cost=0, linear=True, mark=True, masking=False)
+# x, in which the compiler does not see what it is equal to: values behind it are computed a second time
+barrier = _op("barrier", "{0}", lambda x: x, lambda ct, y, x: (ct,), takes="fiub", cost=0, linear=True)
 # fmt: on
 
 
@@ -204,6 +244,13 @@ def _extreme(ct: Node, first: Node, second: Node) -> tuple[Node, Node]:
     # ties share evenly
     half = ct * 0.5
     return select(first, ct, select(second, _zero(ct), half)), select(second, ct, select(first, _zero(ct), half))
+
+
+def _pow_vjp(ct: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
+    # d a^b = b a^(b - 1) da + a^b log(a) db; a^0 is 1 also at 0, and the second term counts for a > 0 only
+    zero, positive = _zero(a), gt(a, _zero(a))
+    slope = select(eq(b, zero), zero, b * pow_(a, b - 1.0))
+    return ct * slope, select(positive, ct * y * log(select(positive, a, _like(a, 1.0))), zero)
 
 
 def nan_like(x: Node) -> Node:

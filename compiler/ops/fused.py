@@ -27,6 +27,9 @@ class Get(Op):
     def evaluate(self, x: Sequence[np.ndarray]) -> np.ndarray:  # type: ignore[override]
         return x[self.index]
 
+    def stripped(self, operands: Sequence[Node]) -> Node | None:
+        return operands[0].op.item(operands[0], self.index)
+
 
 @dataclass(frozen=True)
 class _AttentionBase(Op):

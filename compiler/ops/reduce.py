@@ -104,6 +104,11 @@ class Reduce(Op):
     def vjp(self, cotangent: Node, result: Node, x: Node) -> list[Node | None]:
         return [COMBINES[self.combine].vjp(cotangent, result, x, self.axes)]
 
+    def guarded(self, cotangent: Node, parts: Sequence[Node | None]) -> list[Node | None]:
+        from .elementwise import guard
+
+        return [guard(cotangent, part) for part in parts]
+
     def flops(self, result: Type, x: Type) -> int:
         return x.size
 
