@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..index import Index, flatten, unflatten
 from ..schedule.space import Pattern, length, rows
 from ..schedule.target import Target
 
+LANES = 8  # invocations that a CPU runs together
+_GROUPS = 4  # of LANES invocations, that keep the threads of a CPU busy
 _INLINE = 8  # steps of a row that are written out instead of looped over
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
 _SEQUENTIAL = 4096  # steps that one invocation does sooner than two kernels more
@@ -19,6 +21,9 @@ _WANTED = {"cpu": 1024, "gpu": 1024}  # invocations (workgroups) of a kernel tha
 class Geometry:
     """R rows a workgroup, T threads a row, S segments of a row; a step is one element or one vec4.
 
+    On a CPU an invocation takes `unroll` steps of a row at a time, or has `copies` rows, LANES units apart: whole cache
+    lines are used at once, which counts where rows lie a power of two apart and compete for places in the cache.
+
     along: neighbouring elements of memory belong to one row, so that a vec4 holds four elements of a row.
     across: they belong to neighbouring rows, so that a vec4 holds one element of each of four rows.
     """
@@ -29,6 +34,8 @@ class Geometry:
     T: int
     R: int
     segments: int
+    unroll: int = 1
+    copies: int = 1
 
     @property
     def rows(self) -> int:
@@ -42,6 +49,11 @@ class Geometry:
     def units(self) -> int:
         """Rows, or fours of neighbouring rows."""
         return self.rows // 4 if self.wide and not self.along else self.rows
+
+    @property
+    def workers(self) -> int:
+        """Invocations on a CPU."""
+        return self.units // self.copies * self.segments
 
     @property
     def steps(self) -> int:
@@ -88,9 +100,20 @@ def geometry(pattern: Pattern, target: Target, segments: int = 1) -> Geometry:
     wide = run >= 4 and (run % 4 == 0 or (along and reduced_runs == 1 and target.kind == "cpu"))
     plain = Geometry(pattern, along, wide, 1, 1, segments)
     if target.kind == "cpu":
-        return plain
+        return _whole_lines(plain)
     threads, together = _threads(plain, target)
     return Geometry(pattern, along, wide, threads, together, segments)
+
+
+def _whole_lines(g: Geometry) -> Geometry:
+    """The same with steps or copies so that an invocation uses cache lines whole."""
+    if g.along:
+        even = [u for u in (4, 2) if g.wide and g.steps % u == 0 and (g.segments == 1 or g.share % u == 0)]
+        return replace(g, unroll=even[0] if even else 1)
+    most = 4 if g.wide else 8
+    fits = [c for c in (8, 4, 2) if c <= most and g.units % (LANES * c) == 0]
+    busy = [c for c in fits if g.units // (LANES * c) * g.segments >= _GROUPS]
+    return replace(g, copies=busy[0] if busy else 1)
 
 
 def _threads(g: Geometry, target: Target) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.space import Analysis, Space
 from ..schedule.tile import fold
 from .emitter import Emitter, V, Value
-from .geometry import Geometry
+from .geometry import LANES, Geometry
 from .source import Job, finish
 from .wgsl import literal, suffix, wgsl_type
 
@@ -46,6 +46,7 @@ class _RowKernel:
         self.trees: dict[str, tuple[str, str, str, int]] = {}
         self.position = Index()
         self.row = self.segment = self.thread = Index()
+        self.copies: list[tuple[Index, dict[Node, Value]]] = []
         self.row_present: Value | None = None
         for k, access in enumerate(self.em.accesses):
             along = k < len(self.full) or not g.along
@@ -89,16 +90,31 @@ class _RowKernel:
         return flatten([at[p] for p in perm], [shape[p] for p in perm])
 
     def _cpu_variables(self) -> None:
-        g = self.g
+        g, em = self.g, self.em
+        units = g.units // g.copies
         if g.segments == 1:
-            unit = self.em.variable("worker", g.units)
+            unit = em.variable("worker", units)
         elif g.along:
-            unit = self.em.variable("row", g.units, f"worker / {g.segments}u")
-            self.segment = self.em.variable("segment", g.segments, f"worker % {g.segments}u")
+            unit = em.variable("row", units, f"worker / {g.segments}u")
+            self.segment = em.variable("segment", g.segments, f"worker % {g.segments}u")
         else:
-            unit = self.em.variable("row", g.units, f"worker % {g.units}u")
-            self.segment = self.em.variable("segment", g.segments, f"worker / {g.units}u")
-        self.row = unit * 4 + V if g.wide and not g.along else unit
+            unit = em.variable("row", units, f"worker % {units}u")
+            self.segment = em.variable("segment", g.segments, f"worker / {units}u")
+        if g.copies > 1:
+            at = em.index(unit).text
+            lane = em.variable("lane", LANES, f"{at} % {LANES}u")
+            unit = em.variable("group", units // LANES, f"{at} / {LANES}u") * (g.copies * LANES) + lane
+        self._set_rows([unit + c * LANES for c in range(g.copies)])
+
+    def _set_rows(self, units: Sequence[Index]) -> None:
+        across = self.g.wide and not self.g.along
+        self.copies = [(unit * 4 + V if across else unit, {}) for unit in units]
+        self.row, self.em.bound = self.copies[0]
+
+    def _each_copy(self) -> Iterator[int]:
+        """The rows of this invocation, one after the other."""
+        for c, (self.row, self.em.bound) in enumerate(self.copies):
+            yield c
 
     def _gpu_variables(self) -> None:
         g, em = self.g, self.em
@@ -120,41 +136,52 @@ class _RowKernel:
             at = em.index(unit)
             self.row_present = em.let("row present", "present", f"{at.text} < {g.units}u", 0, False)
             unit = em.variable("row", g.units, f"min({at.text}, {g.units - 1}u)")
-        self.row = unit * 4 + V if g.wide and not g.along else unit
+        self._set_rows([unit])
 
     # ---- passes
 
     def _pass(self, level: int, reductions: Sequence[Node], full: Sequence[Node]) -> None:
         em, g = self.em, self.g
         em.phase = level
-        sums = {n: self._accumulator(n, g.wide) for n in reductions}
-        rests = {n: self._accumulator(n, wide=False) for n in reductions} if g.tail else {}
+        keys = [(n, c) for n in reductions for c in range(g.copies)]
+        sums = {key: self._accumulator(key[0], g.wide) for key in keys}
+        rests = {key: self._accumulator(key[0], wide=False) for key in keys} if g.tail else {}
         blocked = not g.inline and g.trips > 2 * g.block
-        inner = {n: em.fresh("block") for n in sums if blocked and self._rounds(n)}
+        inner = {key: em.fresh("block") for key in keys if blocked and self._rounds(key[0])}
 
-        def visit(step: Step) -> None:
-            self.position = step.position
-            values = [(n, em.value(n.operands[0], self._operand_place(n))) for n in reductions]
-            elements = [(o, em.value(o, unflatten(self._flat(self._space(o)), o.shape))) for o in full]
-            for node, value in values:
-                to = rests[node] if step.tail else inner.get(node, sums[node])
-                self._accumulate(node, to, value, step, g.wide and not step.tail)
-            self._store_full(elements, step)
+        def visit(steps: Sequence[Step]) -> None:
+            work = [(c, step, *self._values(step, reductions, full)) for c in self._each_copy() for step in steps]
+            for c, step, values, _ in work:
+                for node, value in values:
+                    to = rests[node, c] if step.tail else inner.get((node, c), sums[node, c])
+                    self._accumulate(node, to, value, step, g.wide and not step.tail)
+            for _, step, _, elements in work:
+                self._store_full(elements, step)
 
-        self._walk(visit, {inner[n]: (n, sums[n]) for n in inner})
-        for node in reductions:
-            total = self._total(node, sums[node], rests.get(node))
-            if node in self.segments:
-                self._store_segment(node, total)
-            else:
-                em.bound[node] = total
+        self._walk(visit, {name: (key[0], sums[key]) for key, name in inner.items()})
+        for c in self._each_copy():
+            for node in reductions:
+                total = self._total(node, sums[node, c], rests.get((node, c)))
+                if node in self.segments:
+                    self._store_segment(node, total)
+                else:
+                    em.bound[node] = total
 
-    def _walk(self, visit: Callable[[Step], None], inner: Mapping[str, tuple[Node, str]]) -> None:
+    def _values(
+        self, step: Step, reductions: Sequence[Node], full: Sequence[Node]
+    ) -> tuple[list[tuple[Node, Value]], list[tuple[Node, Index, Value]]]:
+        """What is reduced and what is stored (where) at a step of the current row."""
+        self.position, em = step.position, self.em
+        values = [(n, em.value(n.operands[0], self._operand_place(n))) for n in reductions]
+        places = [self._flat(self._space(o)) for o in full]
+        return values, [(o, at, em.value(o, unflatten(at, o.shape))) for o, at in zip(full, places, strict=True)]
+
+    def _walk(self, visit: Callable[[Sequence[Step]], None], inner: Mapping[str, tuple[Node, str]]) -> None:
         """Visit every step of this invocation's share of a row, with the partial sums `inner` emptied now and then."""
         em, g = self.em, self.g
         if g.inline:
             for step in self._inline_steps():
-                visit(step)
+                visit([step])
             return
         start, stop = "0u", f"{g.steps}u"
         if g.segments > 1:
@@ -163,23 +190,31 @@ class _RowKernel:
             stop = em.let("stop", "stop", f"min({start} + {g.share}u, {g.steps}u)", 0, False).text
         if g.T > 1:
             start = "thread" if start == "0u" else em.let("start", "start", f"{start} + thread", 0, False).text
-        advance = "j++" if g.T == 1 else f"j += {g.T}u"
+        stride = g.T * g.unroll
+        advance = "j++" if stride == 1 else f"j += {stride}u"
         if not inner:
             with em.block(f"for (var j = {start}; j < {stop}; {advance})"):
-                visit(Step(self._step_position()))
+                visit(self._loop_steps())
         else:
             with em.block(f"for (var b = {start}; b < {stop}; b += {g.block * g.T}u)"):
                 for name, (node, _) in inner.items():
                     em.line(f"var {name} = {self._identity(node, g.wide)};")
                 with em.block(f"for (var j = b; j < min(b + {g.block * g.T}u, {stop}); {advance})"):
-                    visit(Step(self._step_position()))
+                    visit(self._loop_steps())
                 for name, (node, total) in inner.items():
                     em.line(f"{total} = {self._combined(node, total, name, g.wide)};")
-        self._tail(visit)
+        for step in self._tail_steps():
+            visit([step])
 
-    def _step_position(self) -> Index:
-        j = self.em.variable("j", self.g.steps)
-        return j * 4 + V if self.g.wide and self.g.along else j
+    def _loop_steps(self) -> list[Step]:
+        """The steps of one round of a loop."""
+        g = self.g
+        if g.unroll == 1:
+            places = [self.em.variable("j", g.steps)]
+        else:
+            quad = self.em.variable("quad", g.steps // g.unroll, f"j / {g.unroll}u")
+            places = [quad * g.unroll + u for u in range(g.unroll)]
+        return [Step(j * 4 + V if g.wide and g.along else j) for j in places]
 
     def _inline_steps(self) -> Iterator[Step]:
         g, em = self.g, self.em
@@ -193,10 +228,6 @@ class _RowKernel:
                 j = variable(near.text, g.steps)
             yield Step(j * 4 + V if g.wide and g.along else j, present)
         yield from self._tail_steps()
-
-    def _tail(self, visit: Callable[[Step], None]) -> None:
-        for step in self._tail_steps():
-            visit(step)
 
     def _tail_steps(self) -> Iterator[Step]:
         """The elements after the last vec4 of a row; of a row in segments, the last segment has them."""
@@ -261,18 +292,22 @@ class _RowKernel:
 
     def _total(self, node: Node, total: str, rest: str | None) -> Value:
         """What all steps of all threads of a row combine to."""
-        em, g = self.em, self.g
-        name, wide = total, g.wide
+        g, name, wide = self.g, total, self.g.wide
         if g.wide and g.along:
             pairs = [self._combined(node, f"{total}.{a}", f"{total}.{b}", False) for a, b in ("xy", "zw")]
-            low, high = (em.let(("pair", node, k), "pair", text, 0, False).text for k, text in enumerate(pairs))
-            name, wide = em.let(("row", node), node.op.name, self._combined(node, low, high, False), 0, False).text, False
+            low, high = (self._named("pair", text) for text in pairs)
+            name, wide = self._named(node.op.name, self._combined(node, low, high, False)), False
         if rest is not None:
-            name = em.let(("rest", node), node.op.name, self._combined(node, name, rest, False), 0, False).text
+            name = self._named(node.op.name, self._combined(node, name, rest, False))
         if g.T > 1:
             tree = self._tree(node, wide)
-            name = em.let(("tree", node), node.op.name, f"{tree}({name}, local, thread)", 0, wide).text
+            name = self._named(node.op.name, f"{tree}({name}, local, thread)")
         return Value(name, wide)
+
+    def _named(self, prefix: str, text: str) -> str:
+        name = self.em.fresh(prefix)
+        self.em.line(f"let {name} = {text};")
+        return name
 
     def _tree(self, node: Node, wide: bool) -> str:
         """The name of a function that combines over the threads of a row."""
@@ -285,20 +320,23 @@ class _RowKernel:
 
     # ---- stores
 
-    def _store_full(self, elements: Sequence[tuple[Node, Value]], step: Step) -> None:
+    def _store_full(self, elements: Sequence[tuple[Node, Index, Value]], step: Step) -> None:
         if not elements:
             return
         with self._guarded([step.present, self.row_present]):
-            for node, value in elements:
-                self.em.store(self.number[node], self._flat(self._space(node)), value, node.dtype)
+            for node, at, value in elements:
+                self.em.store(self.number[node], at, value, node.dtype)
 
     def _store_rows(self) -> None:
         if not self.rows:
             return
-        values = [(o, self.em.value(o, unflatten(self._flat(self._space(o)), o.shape))) for o in self.rows]
+        values = []
+        for _ in self._each_copy():
+            places = [self._flat(self._space(o)) for o in self.rows]
+            values += [(o, at, self.em.value(o, unflatten(at, o.shape))) for o, at in zip(self.rows, places, strict=True)]
         with self._guarded([self._first_thread(), self.row_present]):
-            for node, value in values:
-                self.em.store(self.number[node], self._flat(self._space(node)), value, node.dtype)
+            for node, at, value in values:
+                self.em.store(self.number[node], at, value, node.dtype)
 
     def _store_segment(self, node: Node, value: Value) -> None:
         g = self.g
@@ -318,7 +356,7 @@ class _RowKernel:
     def _finish(self) -> KernelSource:
         g, target = self.g, self.job.target
         if target.kind == "cpu":
-            count = g.units * g.segments
+            count = g.workers
             size = 8 if count < 2048 or not g.inline else 64
             grid = fold(-(-count // size), target.max_groups)
             values = {"count": count, "workgroup": size, "width": grid[0] * size, "body": self.em.text}
