@@ -11,6 +11,8 @@
 from eggpu.compiler.autodiff import grad as grad
 from eggpu.compiler.autodiff import value_and_grad as value_and_grad
 from eggpu.compiler.autodiff import vjp as vjp
+from eggpu.compiler.custom import checkpoint as checkpoint
+from eggpu.compiler.custom import custom_vjp as custom_vjp
 from eggpu.compiler.errors import CompileError as CompileError
 from eggpu.compiler.errors import EggpuError as EggpuError
 from eggpu.compiler.errors import IRError as IRError
@@ -18,6 +20,7 @@ from eggpu.compiler.errors import ShapeMismatch as ShapeMismatch
 from eggpu.compiler.errors import TraceError as TraceError
 from eggpu.compiler.errors import TypeMismatch as TypeMismatch
 from eggpu.compiler.library import random as random
+from eggpu.compiler.library.einsum import einsum as einsum
 from eggpu.compiler.library.indexing import one_hot as one_hot
 from eggpu.compiler.library.indexing import take as take
 from eggpu.compiler.library.indexing import take_along_axis as take_along_axis
@@ -57,11 +60,13 @@ from eggpu.compiler.library.math import left_shift as left_shift
 from eggpu.compiler.library.math import less as less
 from eggpu.compiler.library.math import less_equal as less_equal
 from eggpu.compiler.library.math import log as log
+from eggpu.compiler.library.math import log10 as log10
 from eggpu.compiler.library.math import log1p as log1p
 from eggpu.compiler.library.math import log2 as log2
 from eggpu.compiler.library.math import logical_and as logical_and
 from eggpu.compiler.library.math import logical_not as logical_not
 from eggpu.compiler.library.math import logical_or as logical_or
+from eggpu.compiler.library.math import logical_xor as logical_xor
 from eggpu.compiler.library.math import maximum as maximum
 from eggpu.compiler.library.math import minimum as minimum
 from eggpu.compiler.library.math import multiply as multiply
@@ -81,7 +86,15 @@ from eggpu.compiler.library.math import stop_gradient as stop_gradient
 from eggpu.compiler.library.math import subtract as subtract
 from eggpu.compiler.library.math import tan as tan
 from eggpu.compiler.library.math import tanh as tanh
+from eggpu.compiler.library.math import trunc as trunc
 from eggpu.compiler.library.math import where as where
+from eggpu.compiler.library.ordering import argsort as argsort
+from eggpu.compiler.library.ordering import cummax as cummax
+from eggpu.compiler.library.ordering import cummin as cummin
+from eggpu.compiler.library.ordering import cumprod as cumprod
+from eggpu.compiler.library.ordering import cumsum as cumsum
+from eggpu.compiler.library.ordering import sort as sort
+from eggpu.compiler.library.ordering import topk as topk
 from eggpu.compiler.library.reductions import all as all  # noqa: A004
 from eggpu.compiler.library.reductions import any as any  # noqa: A004
 from eggpu.compiler.library.reductions import argmax as argmax
@@ -90,6 +103,7 @@ from eggpu.compiler.library.reductions import logsumexp as logsumexp
 from eggpu.compiler.library.reductions import max as max  # noqa: A004
 from eggpu.compiler.library.reductions import mean as mean
 from eggpu.compiler.library.reductions import min as min  # noqa: A004
+from eggpu.compiler.library.reductions import norm as norm
 from eggpu.compiler.library.reductions import prod as prod
 from eggpu.compiler.library.reductions import std as std
 from eggpu.compiler.library.reductions import sum as sum  # noqa: A004
@@ -97,6 +111,7 @@ from eggpu.compiler.library.reductions import var as var
 from eggpu.compiler.library.shaping import arange as arange
 from eggpu.compiler.library.shaping import broadcast_to as broadcast_to
 from eggpu.compiler.library.shaping import concatenate as concatenate
+from eggpu.compiler.library.shaping import diag as diag
 from eggpu.compiler.library.shaping import expand_dims as expand_dims
 from eggpu.compiler.library.shaping import eye as eye
 from eggpu.compiler.library.shaping import flip as flip
@@ -108,16 +123,23 @@ from eggpu.compiler.library.shaping import ones as ones
 from eggpu.compiler.library.shaping import ones_like as ones_like
 from eggpu.compiler.library.shaping import pad as pad
 from eggpu.compiler.library.shaping import ravel as ravel
+from eggpu.compiler.library.shaping import repeat as repeat
 from eggpu.compiler.library.shaping import reshape as reshape
+from eggpu.compiler.library.shaping import roll as roll
 from eggpu.compiler.library.shaping import split as split
 from eggpu.compiler.library.shaping import squeeze as squeeze
 from eggpu.compiler.library.shaping import stack as stack
 from eggpu.compiler.library.shaping import swapaxes as swapaxes
+from eggpu.compiler.library.shaping import tile as tile
 from eggpu.compiler.library.shaping import transpose as transpose
 from eggpu.compiler.library.shaping import tril as tril
 from eggpu.compiler.library.shaping import triu as triu
 from eggpu.compiler.library.shaping import zeros as zeros
 from eggpu.compiler.library.shaping import zeros_like as zeros_like
+from eggpu.compiler.library.updates import dynamic_slice as dynamic_slice
+from eggpu.compiler.library.updates import dynamic_update_slice as dynamic_update_slice
+from eggpu.compiler.library.updates import gather as gather
+from eggpu.compiler.library.updates import scatter_add as scatter_add
 from eggpu.compiler.pipeline import Options as Options
 from eggpu.compiler.pytree import tree_map as tree_map
 from eggpu.compiler.tracing import Array as Array

@@ -80,7 +80,7 @@ def test_prod_with_zeros():
         lambda x: x[None, ..., 2],
         lambda x: x[np.array([0, 2, 0, -1])],
         lambda x: x[np.array([0, 2]), np.array([1, 4])],
-        lambda x: eg.pad(x, ((1, 2), (0, 3)), 2.0),
+        lambda x: eg.pad(x, ((1, 2), (0, 3)), "constant", 2.0),
         lambda x: eg.concatenate([x, x * 2, x[:1]], 0),
         lambda x: eg.transpose(x).reshape(5, 3, 1) * 2,
         lambda x: eg.flip(x, 1),
@@ -131,7 +131,7 @@ def test_repeated_operands_and_middle_of_a_graph():
 
 def test_masked_branch_never_poisons():
     x = np.array([-1.0, 4.0], np.float32)
-    g = eg.grad(lambda v: eg.where(v > 0, eg.sqrt(eg.where(v > 0, v, 1.0)), v).sum())(x)
+    g = eg.grad(lambda v: eg.where(v > 0, eg.sqrt(v), v).sum())(x)
     np.testing.assert_allclose(g.numpy(), [1.0, 0.25])
 
 

@@ -28,7 +28,9 @@ from eggpu.compiler.library.nn import silu as silu
 from eggpu.compiler.library.nn import softmax as softmax
 from eggpu.compiler.library.nn import softplus as softplus
 from eggpu.compiler.library.nn import tanh as tanh
+from eggpu.compiler.library.spatial import adaptive_avg_pool1d as adaptive_avg_pool1d
 from eggpu.compiler.library.spatial import adaptive_avg_pool2d as adaptive_avg_pool2d
+from eggpu.compiler.library.spatial import adaptive_avg_pool3d as adaptive_avg_pool3d
 from eggpu.compiler.library.spatial import avg_pool1d as avg_pool1d
 from eggpu.compiler.library.spatial import avg_pool2d as avg_pool2d
 from eggpu.compiler.library.spatial import avg_pool3d as avg_pool3d

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..tracing import Array
-from . import indexing, linalg, math, nn, random, reductions, shaping
+from . import indexing, linalg, math, nn, ordering, random, reductions, shaping, updates
 
 
 def _reversed(function):  # noqa: ANN001, ANN202
@@ -33,11 +33,15 @@ Array.__hash__ = object.__hash__  # type: ignore[method-assign]
 Array.T = property(lambda self: shaping.transpose(self))  # type: ignore[attr-defined]
 for _name in ("sum", "prod", "max", "min", "mean", "var", "std", "any", "all", "argmax", "argmin"):
     setattr(Array, _name, getattr(reductions, _name))
-for _name in ("reshape", "transpose", "swapaxes", "squeeze", "ravel"):
+for _name in ("reshape", "transpose", "swapaxes", "squeeze", "ravel", "repeat"):
     setattr(Array, _name, getattr(shaping, _name))
+for _name in ("argsort", "cumsum", "cumprod"):
+    setattr(Array, _name, getattr(ordering, _name))
+Array.flatten = shaping.ravel  # type: ignore[attr-defined]
+Array.at = property(updates.At)  # type: ignore[attr-defined]
 for _name in ("astype", "clip", "round"):
     setattr(Array, _name, getattr(math, _name))
 Array.take = indexing.take  # type: ignore[attr-defined]
 Array.dot = linalg.dot  # type: ignore[attr-defined]
 
-__all__ = ["indexing", "linalg", "math", "nn", "random", "reductions", "shaping"]
+__all__ = ["indexing", "linalg", "math", "nn", "ordering", "random", "reductions", "shaping", "updates"]

@@ -73,14 +73,14 @@ def _causal_mask(shape: tuple[int, ...], causal: str | bool, window: int) -> Nod
 def _masked_softmax(scores: Node, visible: Node | None) -> Node:
     axes = (len(scores.shape) - 1,)
     if visible is not None:
-        scores = E.select(visible, scores, full(-math.inf, scores.shape, scores.dtype))
+        scores = E.select(visible, E.tame(scores), full(-math.inf, scores.shape, scores.dtype))
     top = E.stop_gradient(reduce("max", scores, axes))
     if visible is not None:  # rows without visible keys: exp(-inf - 0) = 0, and 0 / 1 = 0
         top = E.select(E.eq(top, full(-math.inf, top.shape, top.dtype)), full(0, top.shape, top.dtype), top)
     e = E.exp(scores - broadcast(top, scores.shape))
     total = reduce("sum", e, axes)
     if visible is not None:
-        total = E.select(E.eq(total, full(0, total.shape, total.dtype)), full(1, total.shape, total.dtype), total)
+        total = E.select(E.eq(total, full(0, total.shape, total.dtype)), full(1, total.shape, total.dtype), E.tame(total))
     return e / broadcast(total, scores.shape)
 
 

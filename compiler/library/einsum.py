@@ -6,11 +6,9 @@ import math
 
 from ..errors import ShapeMismatch
 from ..ir import Node
-from ..ops import broadcast, cast, dot, iota, reduce, reshape, transpose
+from ..ops import broadcast, cast, dot, reduce, reshape, slice_, transpose
 from ..ops import elementwise as E
-from ..ops import full as full_node
 from ..tracing import Array
-from ..types import i32
 from .convert import Value, promoted, wrap
 
 
@@ -68,15 +66,19 @@ def _sizes(subscripts: str, terms: list[str], nodes: list[Node]) -> dict[str, in
 
 
 def _diagonal(term: str, n: Node) -> tuple[str, Node]:
-    """Repeated letters of one operand: keep the elements where their places are equal."""
+    """Repeated letters of one operand: every (size + 1)-th element of the two axes laid out flat."""
     for letter in dict.fromkeys(term):
         while term.count(letter) > 1:
             a = term.index(letter)
             b = term.index(letter, a + 1)
-            same = E.eq(iota(n.shape, a, i32), iota(n.shape, b, i32))
-            kept = reduce("sum", E.select(same, n, full_node(0, n.shape, n.dtype)), (b,))
-            n = reshape(kept, n.shape[:b] + n.shape[b + 1 :])
-            term = term[:b] + term[b + 1 :]
+            size = n.shape[a]
+            if n.shape[b] != size:
+                raise ShapeMismatch(f"einsum: {letter!r} is twice in {term!r}, with lengths {size} and {n.shape[b]}")
+            rest = [k for k in range(len(term)) if k not in (a, b)]
+            lead = tuple(n.shape[k] for k in rest)
+            flat = reshape(transpose(n, (*rest, a, b)), (*lead, size * size))
+            n = slice_(flat, (0,) * len(flat.shape), flat.shape, (*(1,) * len(lead), size + 1))
+            term = "".join(term[k] for k in rest) + letter
     return term, n
 
 

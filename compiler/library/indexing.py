@@ -40,6 +40,8 @@ def getitem(x: Array, key: Any) -> Array:
             stop.append(max(a, b))
             step.append(s)
             shape.append(count)
+        elif isinstance(item, (bool, np.bool_)):
+            raise TypeMismatch(f"True and False index no axis of {x.type}; use None for a new axis")
         elif isinstance(item, (int, np.integer)):
             if not -size <= item < size:
                 raise IndexError(f"index {item} is out of range for axis {k} of {x.type}")

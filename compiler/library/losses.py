@@ -30,7 +30,7 @@ def _picked(logp: Node, targets: Node) -> Node:
     """logp[..., target] for each row, 0 where the target is out of range."""
     axis = len(logp.shape) - 1
     hit = E.eq(broadcast(reshape(cast(targets, i32), (*targets.shape, 1)), logp.shape), iota(logp.shape, axis, i32))
-    return reshape(reduce("sum", E.select(hit, logp, full(0, logp.shape, logp.dtype)), (axis,)), targets.shape)
+    return reshape(reduce("sum", E.select(hit, E.tame(logp), full(0, logp.shape, logp.dtype)), (axis,)), targets.shape)
 
 
 def cross_entropy(logits: Value, targets: Value, *, weight: Value | None = None, ignore_index: int | None = None,
@@ -115,7 +115,7 @@ def huber_loss(x: Value, target: Value, delta: float = 1.0, reduction: str = "me
     d = a - b
     size = E.abs_(d)
     near = E.le(size, full(delta, d.shape, d.dtype))
-    return _reduced(E.select(near, d * d * 0.5, (size - 0.5 * delta) * delta), reduction)
+    return _reduced(E.select(near, E.tame(d * d * 0.5), E.tame((size - 0.5 * delta) * delta)), reduction)
 
 
 def bce_with_logits(logits: Value, target: Value, *, pos_weight: Value | None = None, reduction: str = "mean") -> Array:
@@ -138,8 +138,8 @@ def kl_div(log_probabilities: Value, target: Value, *, log_target: bool = False,
     else:
         zero = full(0, t.shape, t.dtype)
         some = E.gt(t, zero)
-        safe = E.select(some, t, full(1, t.shape, t.dtype))
-        out = E.select(some, t * (E.log(safe) - x), zero)
+        safe = E.select(some, E.tame(t), full(1, t.shape, t.dtype))
+        out = E.select(some, E.tame(t * (E.log(safe) - x)), zero)
     if reduction == "batchmean":
         return wrap(node(_reduced(out, "sum")) * (1.0 / out.shape[0]))
     return _reduced(out, reduction)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from ..errors import TypeMismatch
 from ..ir import Node
 from ..ops import broadcast, cast, full
 from ..ops import elementwise as E
-from ..tracing import Array
+from ..tracing import Array, array
 from ..types import bool_, dtype
 from .convert import Value, broadcast_shapes, floating, is_scalar, node, promoted, together, wrap
 
@@ -22,6 +23,17 @@ def _unary(name: str, build: Callable[[Node], Node], needs_float: bool, doc: str
     run.__name__ = run.__qualname__ = name
     run.__doc__ = doc
     return run
+
+
+def _of_floats(build: Callable[[Node], Node]) -> Callable[[Node], Node]:
+    """A function that leaves integers and bools as they are."""
+    return lambda x: build(x) if x.dtype.kind == "f" else x
+
+
+def _sign(x: Node) -> Node:
+    if x.dtype.kind == "u":
+        return E.minimum(x, full(1, x.shape, x.dtype))
+    return E.sign(x)
 
 
 def _binary(name: str, build: Callable[[Node, Node], Node], doc: str) -> Callable[[Value, Value], Array]:
@@ -42,6 +54,7 @@ cos = _unary("cos", E.cos, True, "The cosine of x radians.")
 tanh = _unary("tanh", E.tanh, True, "The hyperbolic tangent.")
 exp2 = _unary("exp2", E.exp2, True, "2 to the power x.")
 log2 = _unary("log2", E.log2, True, "The logarithm to base 2.")
+log10 = _unary("log10", lambda x: E.log(x) * (1 / math.log(10)), True, "The logarithm to base 10.")
 expm1 = _unary("expm1", E.expm1, True, "exp(x) - 1, exact near 0.")
 log1p = _unary("log1p", E.log1p, True, "log(1 + x), exact near 0.")
 erf = _unary("erf", E.erf, True, "The error function.")
@@ -53,11 +66,11 @@ atan = _unary("atan", E.atan, True, "The arc tangent, in radians.")
 sinh = _unary("sinh", E.sinh, True, "The hyperbolic sine.")
 cosh = _unary("cosh", E.cosh, True, "The hyperbolic cosine.")
 negative = _unary("negative", E.neg, False, "-x; unsigned integers wrap.")
-abs = _unary("abs", E.abs_, False, "|x|; its gradient at 0 is 0.")  # noqa: A001
-sign = _unary("sign", E.sign, False, "-1, 0 or 1; its gradient is 0.")
-floor = _unary("floor", E.floor, True, "The largest integer not above x, as a float.")
-ceil = _unary("ceil", E.ceil, True, "The smallest integer not below x, as a float.")
-round = _unary("round", E.round_, True, "The nearest integer, halves to even, as a float.")  # noqa: A001
+builtin_abs = builtins.abs
+abs = _unary("abs", lambda x: x if x.dtype.kind in "ub" else E.abs_(x), False, "|x|; its gradient at 0 is 0.")  # noqa: A001
+sign = _unary("sign", lambda x: _sign(x), False, "-1, 0 or 1; its gradient is 0.")
+floor = _unary("floor", _of_floats(E.floor), False, "The largest integer not above x, in x's dtype.")
+ceil = _unary("ceil", _of_floats(E.ceil), False, "The smallest integer not below x, in x's dtype.")
 isnan = _unary("isnan", E.isnan, True, "True where x is NaN.")
 stop_gradient = _unary("stop_gradient", E.stop_gradient, False, "x, treated as a constant by gradients.")
 logical_not = _unary("logical_not", lambda x: E.not_(cast(x, bool_)), False, "True where x is zero.")
@@ -120,6 +133,31 @@ def logical_or(x: Value, y: Value) -> Array:
     return bitwise_or(wrap(cast(node(x), bool_)), wrap(cast(node(y), bool_)))
 
 
+def logical_xor(x: Value, y: Value) -> Array:
+    """True where exactly one is not zero."""
+    return bitwise_xor(wrap(cast(node(x), bool_)), wrap(cast(node(y), bool_)))
+
+
+def trunc(x: Value) -> Array:
+    """The integer part of x, in x's dtype."""
+    n = node(x)
+    if n.dtype.kind != "f":
+        return wrap(n)
+    return wrap(E.select(E.lt(n, full(0, n.shape, n.dtype)), E.ceil(n), E.floor(n)))
+
+
+def round(x: Value, decimals: int = 0) -> Array:  # noqa: A001
+    """The nearest number with so many decimals, halves to even, in x's dtype; integers are left as they are."""
+    n = node(x)
+    if n.dtype.kind != "f":
+        return wrap(n)
+    if decimals == 0:
+        return wrap(E.round_(n))
+    scale = 10.0 ** builtin_abs(decimals)
+    # as in NumPy: times or divided by a power of ten, which is exact for both signs of `decimals`
+    return wrap(E.round_(n * scale) / scale if decimals > 0 else E.round_(n / scale) * scale)
+
+
 def where(condition: Value, x: Value, y: Value) -> Array:
     """x where the condition holds, else y. The branch not taken never poisons the value or the gradient."""
     c = node(condition)
@@ -141,13 +179,16 @@ def clip(x: Value, low: Value | None = None, high: Value | None = None) -> Array
 def square(x: Value) -> Array:
     """x * x."""
     n = node(x)
+    if n.dtype is bool_:
+        return wrap(n)
     return wrap(n * n)
 
 
 def power(x: Value, y: Value) -> Array:
-    """x to the power y. Whole Python exponents up to 64 multiply, so negative bases are right; 0**0 is 1.
+    """x to the power y; 0**0 is 1. Whole Python exponents up to 64 multiply.
 
-    Other exponents: NaN for negative bases, as in NumPy; the gradient with respect to y is 0 where x <= 0.
+    Integers to integers wrap; to a negative Python exponent they become floats, to one in an array 1 / x**-y is rounded
+    towards zero. A negative float to a power that is not whole is NaN. The gradient with respect to y is 0 where x <= 0.
     """
     if is_scalar(y) and -64 <= y <= 64 and float(y) == int(y):
         n = node(x)
@@ -156,7 +197,13 @@ def power(x: Value, y: Value) -> Array:
         return wrap(_whole_power(n, int(y)))
     if is_scalar(y) and y in (0.5, -0.5):
         return sqrt(x) if y == 0.5 else rsqrt(x)
-    return wrap(E.pow_(*together("power", _float_or_number(x), _float_or_number(y))))
+    a, b = together("power", x, y) if _whole(x) and _whole(y) else together("power", _float_or_number(x), _float_or_number(y))
+    return wrap(E.pow_(a, b) if a.dtype.kind == "f" else E.integer_power(a, b))
+
+
+def _whole(x: Value) -> bool:
+    """Whether a value is integers."""
+    return isinstance(x, int) and not isinstance(x, bool) if is_scalar(x) else array(x).dtype.kind in "iu"
 
 
 def _whole_power(x: Node, y: int) -> Node:
@@ -178,7 +225,7 @@ def relu(x: Value) -> Array:
     """max(x, 0), NaN stays NaN; the gradient at 0 is 0."""
     n = node(x)
     zero = full(0, n.shape, n.dtype)
-    return wrap(E.select(E.lt(n, zero), zero, n)) if n.dtype.kind != "f" else wrap(E.select(E.le(n, zero), zero, n))
+    return wrap(E.select(E.le(n, zero), zero, E.tame(n)))
 
 
 def softplus(x: Value) -> Array:
@@ -190,12 +237,13 @@ def softplus(x: Value) -> Array:
 def leaky_relu(x: Value, slope: float = 0.01) -> Array:
     """x where positive, else slope * x."""
     n = floating("leaky_relu", x)
+    n = E.tame(n)
     return wrap(E.select(E.gt(n, full(0, n.shape, n.dtype)), n, n * slope))
 
 
 def elu(x: Value, alpha: float = 1.0) -> Array:
     """x where positive, else alpha * (exp(x) - 1)."""
-    n = floating("elu", x)
+    n = E.tame(floating("elu", x))
     zero = full(0, n.shape, n.dtype)
     return wrap(E.select(E.gt(n, zero), n, E.expm1(E.minimum(n, zero)) * alpha))
 

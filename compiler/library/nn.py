@@ -138,7 +138,7 @@ def dropout(x: Value, p: float, key: Value, training: bool = True) -> Array:
         return wrap(n)
     keep = node(bernoulli(key, 1 - p, n.shape))
     scaled = n * (1 / (1 - p) if p < 1 else 0.0)
-    return wrap(E.select(keep, scaled, full(0, n.shape, n.dtype)))
+    return wrap(E.select(keep, E.tame(scaled), full(0, n.shape, n.dtype)))
 
 
 def rope(x: Value, positions: Value, base: float = 10000.0, interleaved: bool = False) -> Array:

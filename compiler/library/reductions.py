@@ -154,7 +154,7 @@ def norm(x: Value, ord: float | int | None = None, axis: Axis = None, keepdims: 
 
         total = reduce("sum", n * n if p == 2 else node(power(wrap(a), float(p))), axes)
         none = E.eq(total, full(0, total.shape, n.dtype))  # the root's slope at 0 is infinite: keep it out of gradients
-        safe = E.select(none, full(1, total.shape, n.dtype), total)
+        safe = E.select(none, full(1, total.shape, n.dtype), E.tame(total))
         root = E.sqrt(safe) if p == 2 else node(power(wrap(safe), 1 / p))
-        out = E.select(none, full(0, total.shape, n.dtype), root)
+        out = E.select(none, full(0, total.shape, n.dtype), E.tame(root))
     return wrap(_drop(out, axes, keepdims))

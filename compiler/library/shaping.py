@@ -171,10 +171,12 @@ def broadcast_to(x: Value, shape: Shape) -> Array:
     return wrap(broadcast(n, to))
 
 
-def concatenate(arrays: Sequence[Value], axis: int = 0) -> Array:
-    """Arrays joined along an axis."""
-    if not arrays:
+def concatenate(arrays: Sequence[Value], axis: int | None = 0) -> Array:
+    """Arrays joined along an axis, or flat when axis is None."""
+    if not len(arrays):
         raise ShapeMismatch("concatenate needs at least one array")
+    if axis is None:
+        arrays, axis = [ravel(a) for a in arrays], 0
     nodes = promoted("concatenate", list(arrays))
     return wrap(concat(nodes, one_axis("concatenate", axis, len(nodes[0].shape))))
 
@@ -215,19 +217,22 @@ def flip(x: Value, axis: int | Sequence[int] | None = None) -> Array:
     return wrap(flip_node(n, axes_of("flip", axis, len(n.shape))))
 
 
-def pad(x: Value, widths: Any, value: float = 0, mode: str = "constant") -> Array:
+def pad(x: Value, widths: Any, mode: str = "constant", constant_values: Value = 0) -> Array:
     """x with `widths` = (before, after) an axis (one number or pair for all, or a pair an axis) around it.
 
-    mode: "constant" (value), "edge" (the outermost element) or "reflect" (mirrored without the edge).
+    mode: "constant" (a number), "edge" (the outermost element) or "reflect" (mirrored without the edge).
     """
-    from ..ops import gather, literal
+    from ..ops import gather
 
     n = node(x)
     pairs = np.broadcast_to(np.asarray(widths, dtype=int), (len(n.shape), 2)).tolist()
     if any(w < 0 for p in pairs for w in p):
         raise ShapeMismatch(f"pad needs widths of at least 0, got {widths}")
     if mode == "constant":
-        return wrap(pad_node(n, literal(value, n.dtype), [p[0] for p in pairs], [p[1] for p in pairs]))
+        value = promoted("pad", [wrap(n), constant_values])[1]
+        if value.shape or value.dtype != n.dtype:
+            raise ShapeMismatch(f"pad of {n.type} needs a number of its dtype, got {value.type}")
+        return wrap(pad_node(n, value, [p[0] for p in pairs], [p[1] for p in pairs]))
     if mode not in ("edge", "reflect"):
         raise ShapeMismatch(f"pad knows the modes constant, edge and reflect, got {mode!r}")
     for axis, (low, high) in enumerate(pairs):
@@ -273,37 +278,43 @@ def tile(x: Value, repeats: int | Sequence[int]) -> Array:
     return wrap(reshape_node(wide, [r * m for r, m in zip(times, shape, strict=True)]))
 
 
-def repeat(x: Value, repeats: int, axis: int | None = None) -> Array:
-    """Each element repeated in place along an axis (of the flat array when None)."""
+def repeat(x: Value, repeats: int | Sequence[int], axis: int | None = None) -> Array:
+    """Each element repeated in place along an axis (of the flat array when None), as often or each its own number of times."""
     n = node(x)
     if axis is None:
         n, axis = reshape_node(n, (n.type.size,)), 0
     k = one_axis("repeat", axis, len(n.shape)) + 1
+    if not isinstance(repeats, (int, np.integer)):
+        from ..ops import gather
+
+        places = np.repeat(np.arange(n.shape[k - 1], dtype=np.int32), np.asarray(repeats))
+        return wrap(gather(n, array(places).node, k - 1))
+    repeats = int(repeats)
     wide = broadcast(reshape_node(n, (*n.shape[:k], 1, *n.shape[k:])), (*n.shape[:k], repeats, *n.shape[k:]))
     return wrap(reshape_node(wide, (*n.shape[: k - 1], n.shape[k - 1] * repeats, *n.shape[k:])))
 
 
 def diag(x: Value, k: int = 0) -> Array:
     """The k-th diagonal of a matrix, or a matrix with x on its k-th diagonal."""
-    from ..ops import elementwise as E
-    from ..ops import gather
+    from ..ops import literal, slice_
 
     n = node(x)
+    down, right = builtin_max(-k, 0), builtin_max(k, 0)
     if len(n.shape) == 1:
-        size = n.shape[0] + builtin_abs(k)
-        shape = (size, size)
-        place = iota(shape, 0, i32) - builtin_max(-k, 0)
-        on = E.eq(iota(shape, 0, i32) + k, iota(shape, 1, i32))
-        values = gather(n, place, 0) if n.shape[0] else full_node(0, shape, n.dtype)
-        return wrap(E.select(on, values, full_node(0, shape, n.dtype)))
+        count, size = n.shape[0], n.shape[0] + builtin_abs(k)
+        start = down * size + right
+        used = start + builtin_max((count - 1) * (size + 1) + 1, 0)
+        flat = pad_node(n, literal(0, n.dtype), (start,), (builtin_max(size * size - used, 0),), (size,))
+        return wrap(reshape_node(flat, (size, size))) if count else zeros((size, size), n.dtype)
     if len(n.shape) != 2:
         raise ShapeMismatch(f"diag needs a vector or a matrix, got {n.type}")
     rows, columns = n.shape
-    start = builtin_max(-k, 0) * columns + builtin_max(k, 0)
-    count = builtin_max(0, builtin_min(rows - builtin_max(-k, 0), columns - builtin_max(k, 0)))
-    flat = reshape_node(n, (n.type.size,))
-    places = array((start + np.arange(count) * (columns + 1)).astype(np.int32))
-    return wrap(gather(flat, places.node, 0)) if count else zeros((0,), n.dtype)
+    count = builtin_max(0, builtin_min(rows - down, columns - right))
+    if not count:
+        return zeros((0,), n.dtype)
+    start = down * columns + right
+    stop = start + (count - 1) * (columns + 1) + 1
+    return wrap(slice_(reshape_node(n, (n.type.size,)), (start,), (stop,), (columns + 1,)))
 
 
 def tril(x: Value, k: int = 0) -> Array:

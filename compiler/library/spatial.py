@@ -120,23 +120,37 @@ max_pool1d, max_pool2d, max_pool3d = (_pool("max", d) for d in (1, 2, 3))
 avg_pool1d, avg_pool2d, avg_pool3d = (_pool("avg", d) for d in (1, 2, 3))
 
 
-def adaptive_avg_pool2d(x: Value, size: Size) -> Array:
-    """The means of `size` cells that cover (n, c, h, w) evenly: cell i spans floor(i n / s) to ceil((i + 1) n / s)."""
+def _adaptive(d: int) -> Callable[..., Array]:
+    def run(x: Value, size: Size) -> Array:
+        name = f"adaptive_avg_pool{d}d"
+        n = floating(name, x)
+        _spatial(name, n, d)
+        for axis, s in zip(range(2, 2 + d), _each(size, d, "size"), strict=True):
+            n = _cells(n, axis, s)
+        return wrap(n)
+
+    run.__name__ = run.__qualname__ = f"adaptive_avg_pool{d}d"
+    run.__doc__ = f"""The means of `size` cells that cover the {d} spatial axes evenly: cell i of s spans floor(i n / s) to ceil((i + 1) n / s)."""
+    return run
+
+
+def _cells(x: Node, axis: int, size: int) -> Node:
+    """Means of `size` cells of an axis: a product with a matrix of shares."""
     import numpy as np
 
-    n = floating("adaptive_avg_pool2d", x)
-    _spatial("adaptive_avg_pool2d", n, 2)
-    for axis, s in zip((2, 3), _each(size, 2, "size"), strict=True):
-        m = n.shape[axis]
-        cells = np.zeros((m, s))
-        for i in range(s):
-            a, b = i * m // s, -(-(i + 1) * m // s)
-            cells[a:b, i] = 1 / (b - a)
-        from .linalg import tensordot
+    from .linalg import tensordot
 
-        moved = tensordot(wrap(n), array(cells.astype(np.float32), n.dtype), ([axis], [0]))
-        n = transpose(moved.node, (0, 1, 3, 2) if axis == 2 else (0, 1, 2, 3))
-    return wrap(n)
+    m = x.shape[axis]
+    share = np.zeros((m, size), np.float32)
+    for i in range(size):
+        a, b = i * m // size, -(-(i + 1) * m // size)
+        share[a:b, i] = 1 / (b - a)
+    out = tensordot(wrap(x), array(share, x.dtype), ([axis], [0])).node
+    last = len(out.shape) - 1
+    return transpose(out, (*range(axis), last, *range(axis, last)))
+
+
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (_adaptive(d) for d in (1, 2, 3))
 
 
 def upsample(x: Value, scale: int, mode: str = "nearest") -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ShapeMismatch, TypeMismatch
 from ..ir import Node
-from ..ops import broadcast, cast, concat, reshape, scatter_set
+from ..ops import broadcast, cast, concat, iota, reshape, scatter_set
 from ..ops import dynamic_slice as dynamic_slice_node
 from ..ops import dynamic_update as dynamic_update_node
 from ..ops import elementwise as E
@@ -45,7 +45,7 @@ class At:
         return wrap(self.x.node + reshape(total, self.x.shape))
 
     def _flat(self, values: Value) -> tuple[Node, Node]:
-        places = array(np.arange(self.x.size, dtype=np.int32).reshape(self.x.shape))
+        places = wrap(reshape(iota((self.x.size,), 0, i32), self.x.shape))
         chosen = getitem(places, self.key).node
         _, given = promoted("at", [self.x, values])
         if broadcast_shapes("at", given.shape, chosen.shape) != chosen.shape:

@@ -213,6 +213,7 @@ cosh = _op("cosh", "eg_cosh{v}({0})", np.cosh, lambda ct, y, x: (ct * sinh(x),),
 # division that rounds down, and its remainder, which has the sign of the divisor (NumPy); x // 0 is 0 for integers
 floor_divide = _op("floor_divide", "eg_floordiv{s}({0}, {1})", np.floor_divide, lambda ct, y, a, b: (None, None), arity=2, takes="fiu", cost=8)
 remainder = _op("remainder", "eg_mod{s}({0}, {1})", np.remainder, lambda ct, y, a, b: (ct, -(ct * floor_divide(a, b))), arity=2, takes="fiu", cost=10)
+integer_power = _op("integer_power", "eg_ipow{s}({0}, {1})", lambda a, b: _integer_power(a, b), arity=2, takes="iu", cost=96)
 # shifts by 32 or more give 0 (or the sign of a signed number shifted right), as in NumPy
 shift_left = _op("shift_left", "eg_shl{s}({0}, {1})", np.left_shift, arity=2, takes="iu", cost=2)
 shift_right = _op("shift_right", "eg_shr{s}({0}, {1})", np.right_shift, arity=2, takes="iu", cost=2)
@@ -238,6 +239,18 @@ tame = _op("tame", "{0}", lambda x: x, lambda ct, y, x: (ct,), takes="fiub", cos
 # x, in which the compiler does not see what it is equal to: values behind it are computed a second time
 barrier = _op("barrier", "{0}", lambda x: x, lambda ct, y, x: (ct,), takes="fiub", cost=0, linear=True)
 # fmt: on
+
+
+def _integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a^b, wrapping; for a negative exponent 1 / a^-b rounded towards zero, and 0 for 0."""
+    with np.errstate(over="ignore"):
+        value, square = np.ones_like(a), a.copy()
+        rest = np.abs(b.astype(np.int64))
+        for _ in range(32):
+            value = np.where(rest & 1, value * square, value)
+            square = square * square
+            rest = rest >> 1
+    return np.where((b >= 0) | (a == 1) | (np.abs(a.astype(np.int64)) == 1), value, 0)
 
 
 def _extreme(ct: Node, first: Node, second: Node) -> tuple[Node, Node]:
