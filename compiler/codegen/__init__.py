@@ -1,4 +1,5 @@
-"""Groups to WGSL: `lower` dispatches on what a group holds; each kernel family has a module and templates."""
+"""Groups to WGSL: `lower` dispatches on what a group holds; each kernel family has a module and
+templates."""
 
 from __future__ import annotations
 
@@ -18,10 +19,13 @@ from .scatter import lower_scatter
 from .source import Job
 
 
-def lower(group: Group, target: Target, *, hints: Mapping[str, object] | None = None) -> list[KernelSource]:
+def lower(
+    group: Group, target: Target, *, hints: Mapping[str, object] | None = None
+) -> list[KernelSource]:
     """The dispatches that compute a group's outputs, in order; none where the outputs are empty.
 
-    Raises IRError for a group that is no legal kernel, CompileError for one that is beyond the target's limits.
+    Raises IRError for a group that is no legal kernel, CompileError for one that is beyond the
+    target's limits.
     """
     memory = {o: o for o in group.operands if o not in group.outputs}
     job = Job(group, target, memory, {}, hints or {})

@@ -1,4 +1,5 @@
-"""Attention and its gradients: the templates' loads and stores with what is computed on the way and after."""
+"""Attention and its gradients: the templates' loads and stores with what is computed on the way and
+after."""
 
 from __future__ import annotations
 
@@ -20,12 +21,17 @@ from .source import Job, finish
 _FORWARD = ("q", "k", "v")
 _BACKWARD = ("q", "k", "v", "lse", "delta", "do")
 # a pass: the results that it gives, with the names of their stores and of their vector flags
-_RESULTS: dict[Pass, dict[int, str]] = {"forward": {0: "o", 1: "lse"}, "q": {0: "dq"}, "kv": {1: "dk", 2: "dv"}}
+_RESULTS: dict[Pass, dict[int, str]] = {
+    "forward": {0: "o", 1: "lse"},
+    "q": {0: "dq"},
+    "kv": {1: "dk", 2: "dv"},
+}
 _ROWS = ("lse", "delta")
 
 
 def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
-    """The kernels of a group around attention (one) or its gradients (one for q, one for k and v)."""
+    """The kernels of a group around attention (one) or its gradients (one for q, one for k and
+    v)."""
     node = analysis.anchor
     assert node is not None
     outputs = [o for o in job.group.outputs if o.type.size]
@@ -58,12 +64,18 @@ class _Attention:
 
     def kernel(self) -> KernelSource:
         tile = self._tile()
-        emitter = Emitter([self.job.held_by(o) for o in self.job.group.outputs], dict(self.job.memory))
+        emitter = Emitter(
+            [self.job.held_by(o) for o in self.job.group.outputs], dict(self.job.memory)
+        )
         operands = self._operands()
 
-        def load(name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None) -> str:
+        def load(
+            name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None
+        ) -> str:
             where = (*coords, "0u") if name in _ROWS else coords
-            function = load_function(emitter, f"load_{name}", operands[name], axis if vec == 4 else None)
+            function = load_function(
+                emitter, f"load_{name}", operands[name], axis if vec == 4 else None
+            )
             return f"let {result} = {function}({', '.join(where)});"
 
         values = {**self._attributes(), **self._vectors(operands), "load": load}
@@ -75,7 +87,13 @@ class _Attention:
             emitter.accesses[k].vector = bool(values.get(f"{name}_vec")) and straight
         features = ("subgroup",) if "L" in tile.values or tile.values.get("shuffle") else ()
         return finish(
-            self.job, emitter, tile.template, {**values, **tile.values}, tile.grid, tile.workgroup, features=features
+            self.job,
+            emitter,
+            tile.template,
+            {**values, **tile.values},
+            tile.grid,
+            tile.workgroup,
+            features=features,
         )
 
     def _tile(self) -> Tile:
@@ -84,7 +102,9 @@ class _Attention:
             return hint
         found = attention_candidates(self.job.target, self.step, *self.heads)
         if not found:
-            raise CompileError(f"illegal kernel: no template of {self.job.target.name} holds {self.node!r}")
+            raise CompileError(
+                f"illegal kernel: no template of {self.job.target.name} holds {self.node!r}"
+            )
         return found[0]
 
     def _operands(self) -> dict[str, Operand]:
@@ -133,7 +153,13 @@ class _Attention:
             return None
         got = next((n for n in self.a.body if n.kind is Kind.GET and n.op.index == item), None)  # type: ignore[attr-defined]
         bh, tq, tk, d, dv = self.heads
-        extents = {"o": (bh, tq, dv), "lse": (bh, tq), "dq": (bh, tq, d), "dk": (bh, tk, d), "dv": (bh, tk, dv)}
+        extents = {
+            "o": (bh, tq, dv),
+            "lse": (bh, tq),
+            "dq": (bh, tq, d),
+            "dk": (bh, tk, d),
+            "dv": (bh, tk, dv),
+        }
         name = _RESULTS[self.step][item]
 
         axes = ("bh", "key" if name in ("dk", "dv") else "query", "d")[: len(extents[name])]
@@ -144,7 +170,9 @@ class _Attention:
             write_tile(em, self.a, outputs, flat)
 
         def store(coords: Sequence[str], value: str, vec: int = 1) -> str:
-            function = store_function(emitter, f"store_{name}", axes, extents[name], vec == 4, write)
+            function = store_function(
+                emitter, f"store_{name}", axes, extents[name], vec == 4, write
+            )
             return f"{function}({', '.join((*coords, value))});"
 
         return store

@@ -1,4 +1,5 @@
-"""Products: the operands' loads with what is computed on the way, the results' stores with what follows."""
+"""Products: the operands' loads with what is computed on the way, the results' stores with what
+follows."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ from .rowwise import lower_job
 from .source import Job, finish
 from .wgsl import wgsl_type
 
-_FOUR_LOADS = 52.0  # of single elements; a vec4 is 24 (measured on llvmpipe, a fair order elsewhere)
+_FOUR_LOADS = (
+    52.0  # of single elements; a vec4 is 24 (measured on llvmpipe, a fair order elsewhere)
+)
 
 
 def lower_contract(job: Job, analysis: Analysis) -> list[KernelSource]:
-    """The kernels of a group around one product: one, or with split-K one more that adds up partial sums."""
+    """The kernels of a group around one product: one, or with split-K one more that adds up partial
+    sums."""
     dot = analysis.anchor
     assert dot is not None
     if dot.type.size == 0:
@@ -35,7 +39,8 @@ def lower_contract(job: Job, analysis: Analysis) -> list[KernelSource]:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A value that a template loads: coordinates `axes`, the first for the leading axes of `node`, have `extents`."""
+    """A value that a template loads: coordinates `axes`, the first for the leading axes of `node`,
+    have `extents`."""
 
     node: Node
     axes: tuple[str, ...]
@@ -58,7 +63,10 @@ class _Product:
         }
 
     def kernels(self) -> list[KernelSource]:
-        axes = (vector_axis(self.job, self.operands["a"], "mk"), vector_axis(self.job, self.operands["b"], "kn"))
+        axes = (
+            vector_axis(self.job, self.operands["a"], "mk"),
+            vector_axis(self.job, self.operands["b"], "kn"),
+        )
         tile = self._tile(axes)
         if tile.splits == 1:
             return [self._kernel(self.job, tile, axes, None)]
@@ -67,7 +75,9 @@ class _Product:
         first = self._kernel(part, tile, axes, partial)
         given = partial_input(partial)
         total = summed(partial, given, "sum", 0, self.dot)
-        rest = replaced(self.job, self.job.group.outputs, {self.dot: total}, self.job.memory | {given: partial})
+        rest = replaced(
+            self.job, self.job.group.outputs, {self.dot: total}, self.job.memory | {given: partial}
+        )
         return [first, *lower_job(rest)]
 
     def _tile(self, axes: tuple[str, str]) -> Tile:
@@ -76,34 +86,56 @@ class _Product:
             return hint
         return candidates(self.job.target, self.batch, self.m, self.n, self.k, *axes)[0]
 
-    def _kernel(self, job: Job, tile: Tile, axes: tuple[str, str], partial: Scratch | None) -> KernelSource:
+    def _kernel(
+        self, job: Job, tile: Tile, axes: tuple[str, str], partial: Scratch | None
+    ) -> KernelSource:
         outputs = job.group.outputs
-        emitter = Emitter([partial] if partial else [job.held_by(o) for o in outputs], dict(job.memory))
+        emitter = Emitter(
+            [partial] if partial else [job.held_by(o) for o in outputs], dict(job.memory)
+        )
         wide = self.n % 4 == 0 and not tile.swap
         for k, access in enumerate(emitter.accesses):
             straight = partial is not None or self.a.space[outputs[k]].turned == ((), ())
             access.vector = wide and straight
 
-        def load(name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None) -> str:
-            function = load_function(emitter, f"load_{name}", self.operands[name], axis if vec == 4 else None)
+        def load(
+            name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None
+        ) -> str:
+            function = load_function(
+                emitter, f"load_{name}", self.operands[name], axis if vec == 4 else None
+            )
             return f"let {result} = {function}({', '.join(coords)});"
 
         def store(coords: tuple[str, ...], value: str, vec: int = 1) -> str:
             return self._store(emitter, job, partial, coords, value, vec)
 
         values: dict[str, object] = {
-            "load": load, "store": store, "batch": self.batch, "M": self.m, "N": self.n, "K": self.k,
+            "load": load, "store": store,
+            "batch": self.batch, "M": self.m, "N": self.n, "K": self.k,
             "a_vec_axis": axes[0], "b_vec_axis": axes[1], "store_vec": 4 if wide else 1,
         }  # fmt: skip
         if tile.swap:
             values = swapped(values)
         features = ("subgroup",) if job.target.kind == "cpu" and "L" in tile.values else ()
         return finish(
-            job, emitter, tile.template, {**values, **tile.values}, tile.grid, tile.workgroup, features=features
+            job,
+            emitter,
+            tile.template,
+            {**values, **tile.values},
+            tile.grid,
+            tile.workgroup,
+            features=features,
         )
 
-    def _store(self, emitter: Emitter, job: Job, partial: Scratch | None, coords: tuple[str, ...], value: str,
-               vec: int) -> str:  # fmt: skip
+    def _store(
+        self,
+        emitter: Emitter,
+        job: Job,
+        partial: Scratch | None,
+        coords: tuple[str, ...],
+        value: str,
+        vec: int,
+    ) -> str:
         splits = partial.shape[0] if partial else 1
         extents = (self.batch * splits, self.m, self.n)
         outputs = [] if partial else list(enumerate(job.group.outputs))
@@ -119,10 +151,13 @@ class _Product:
 
 
 def write_tile(em: Emitter, a: Analysis, outputs: Sequence[tuple[int, Node]], flat: Index) -> None:
-    """Store outputs (with their bindings' numbers) for the anchor's element at row-major position `flat`."""
+    """Store outputs (with their bindings' numbers) for the anchor's element at row-major position
+    `flat`."""
     em.place = lambda node: tile_place(a.space.get(node), node, flat)
     places = [turned(a.space[o], flat) for _, o in outputs]
-    values = [em.value(o, unflatten(at, o.shape)) for (_, o), at in zip(outputs, places, strict=True)]
+    values = [
+        em.value(o, unflatten(at, o.shape)) for (_, o), at in zip(outputs, places, strict=True)
+    ]
     for (k, out), at, value in zip(outputs, places, values, strict=True):
         em.store(k, at, value, out.dtype)
 
@@ -137,14 +172,18 @@ def turned(space: Space, flat: Index) -> Index:
 
 
 def tile_place(space: Space | None, node: Node, flat: Index) -> tuple[Index, ...] | None:
-    """Where the element of a tile's value at position `flat` of the anchor lies in `node`; None for a pure value."""
+    """Where the element of a tile's value at position `flat` of the anchor lies in `node`; None for
+    a pure value."""
     if space is None or space.kind == "pure":
         return None
     return unflatten(turned(space, flat), node.shape)
 
 
-def coordinates(em: Emitter, axes: Sequence[str], extents: Sequence[int], lanes: int | None) -> list[Index]:
-    """A function's parameters as indexes; along axis `lanes` four neighbors from a multiple of 4 on."""
+def coordinates(
+    em: Emitter, axes: Sequence[str], extents: Sequence[int], lanes: int | None
+) -> list[Index]:
+    """A function's parameters as indexes; along axis `lanes` four neighbors from a multiple of 4
+    on."""
     out: list[Index] = []
     for k, (name, extent) in enumerate(zip(axes, extents, strict=True)):
         quad = em.variable("quad", extent // 4, f"{name} / 4u") * 4 + V if k == lanes else None
@@ -153,21 +192,35 @@ def coordinates(em: Emitter, axes: Sequence[str], extents: Sequence[int], lanes:
 
 
 def load_function(emitter: Emitter, name: str, operand: Operand, lanes: int | None) -> str:
-    """The name of a function that gives the operand's element at coordinates, or four along axis `lanes`."""
+    """The name of a function that gives the operand's element at coordinates, or four along axis
+    `lanes`."""
     name = name if lanes is None else f"{name}4_{operand.axes[lanes]}"
     if name not in emitter.functions:
         em, dtype = emitter.child(), operand.node.dtype
-        em.phase = emitter.phase + 1  # other invocations read it as well: no result may take its memory
-        value = em.value(operand.node, operand.at(coordinates(em, operand.axes, operand.extents, lanes)))
+        em.phase = (
+            emitter.phase + 1
+        )  # other invocations read it as well: no result may take its memory
+        value = em.value(
+            operand.node, operand.at(coordinates(em, operand.axes, operand.extents, lanes))
+        )
         em.line(f"return {em.splat(value, dtype, lanes is not None)};")
         parameters = ", ".join(f"{axis}: u32" for axis in operand.axes)
-        emitter.functions[name] = _function(f"{name}({parameters}) -> {wgsl_type(dtype, lanes is not None)}", em)
+        emitter.functions[name] = _function(
+            f"{name}({parameters}) -> {wgsl_type(dtype, lanes is not None)}", em
+        )
     return name
 
 
-def store_function(emitter: Emitter, name: str, axes: tuple[str, ...], extents: Sequence[int], wide: bool,
-                   write: Callable[[Emitter, Index, Value], None]) -> str:  # fmt: skip
-    """The name of a function that writes a value, or four along the last axis, with all that follows it."""
+def store_function(
+    emitter: Emitter,
+    name: str,
+    axes: tuple[str, ...],
+    extents: Sequence[int],
+    wide: bool,
+    write: Callable[[Emitter, Index, Value], None],
+) -> str:
+    """The name of a function that writes a value, or four along the last axis, with all that
+    follows it."""
     name = f"{name}4" if wide else name
     if name not in emitter.functions:
         em = emitter.child()
@@ -215,5 +268,3 @@ def load_cost(job: Job, operand: Operand, lanes: int) -> float:
     # more than one access: compare with as many single ones
     loads = sum(len(access.at) for access in em.accesses)
     return cost / max(loads, 1)
-
-

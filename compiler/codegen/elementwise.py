@@ -1,4 +1,5 @@
-"""Kernels without reductions: each invocation computes one element, or four neighbours, of every result."""
+"""Kernels without reductions: each invocation computes one element, or four neighbours, of every
+result."""
 
 from __future__ import annotations
 
@@ -28,5 +29,10 @@ def lower_elementwise(job: Job) -> list[KernelSource]:
         emitter.store(k, flat, value, out.dtype)
     groups = -(-count // WORKGROUP)
     grid = fold(groups, job.target.max_groups)
-    filled = {"body": emitter.text, "count": count, "workgroup": WORKGROUP, "width": grid[0] * WORKGROUP}
+    filled = {
+        "body": emitter.text,
+        "count": count,
+        "workgroup": WORKGROUP,
+        "width": grid[0] * WORKGROUP,
+    }
     return [finish(job, emitter, "elementwise.wgsl.j2", filled, grid, (WORKGROUP, 1, 1))]

@@ -1,7 +1,8 @@
 """Emits WGSL statements for the value of any node of a kernel's body at a symbolic index.
 
-Each value is one `let`, made once, in the outermost block where all that it needs is known: what does not depend on
-a loop's variable stands before the loop. Along a lane variable four neighbouring elements are one vec4.
+Each value is one `let`, made once, in the outermost block where all that it needs is known: what
+does not depend on a loop's variable stands before the loop. Along a lane variable four neighbouring
+elements are one vec4.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass, field
 
 from ..index import Atom, Div, Index, Mod, Var, flatten, index, variable
 from ..ir import IRError, Kind, Node, Source
-from ..ops.elementwise import Cast
 from ..schedule.kernel import Stored
-from ..types import DTYPES, DType, u32
-from .wgsl import cast, literal, storage_type, suffix, wgsl_type
+from ..types import DType, u32
+from .expression import expression, loaded, scalar_access, sum_text
+from .wgsl import cast, literal, storage_type, wgsl_type
 
 LANE = "lane4"
 """The variable along which values are vec4."""
@@ -26,7 +27,8 @@ _LANES = "vec4<u32>(0u, 1u, 2u, 3u)"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An expression that may be repeated at no cost (a name or a number), and the depth of the block that it needs."""
+    """An expression that may be repeated at no cost (a name or a number), and the depth of the
+    block that it needs."""
 
     text: str
     vector: bool = False
@@ -49,11 +51,14 @@ class Access:
     size: int
     vector: bool = False  # some access is of four aligned elements
     atomic: bool = False
-    at: list[tuple[Index, int]] = field(default_factory=list)  # flat indexes and the pass in which they stand
+    at: list[tuple[Index, int]] = field(
+        default_factory=list
+    )  # flat indexes and the pass in which they stand
 
 
 class Emitter:
-    """Builds one kernel's statements. `memory` says what holds a node that the kernel reads instead of computing."""
+    """Builds one kernel's statements. `memory` says what holds a node that the kernel reads instead
+    of computing."""
 
     def __init__(self, writes: Sequence[Stored], memory: dict[Node, Stored]) -> None:
         self.memory = memory
@@ -82,7 +87,8 @@ class Emitter:
 
     @contextmanager
     def block(self, opening: str) -> Iterator[None]:
-        """Statements within stand in `opening { ... }`; what they can share with later blocks is put before it."""
+        """Statements within stand in `opening { ... }`; what they can share with later blocks is
+        put before it."""
         self.blocks.append(Block())
         yield
         inner = self.blocks.pop()
@@ -91,7 +97,9 @@ class Emitter:
     def line(self, *lines: str) -> None:
         self.blocks[-1].lines += lines
 
-    def variable(self, name: str, size: int, text: str | None = None, vector: bool = False) -> Index:
+    def variable(
+        self, name: str, size: int, text: str | None = None, vector: bool = False
+    ) -> Index:
         """The WGSL name `name`, a u32 in [0, size), as an index; with `text`, defined here."""
         if text is not None and size > 1:
             self.line(f"let {name} = {text};")
@@ -123,7 +131,8 @@ class Emitter:
     # ---- values of nodes
 
     def value(self, node: Node, at: tuple[Index, ...]) -> Value:
-        """The element of `node` at `at`, or four along the lane variable where `at` depends on it."""
+        """The element of `node` at `at`, or four along the lane variable where `at` depends on
+        it."""
         if node in self.bound:
             return self.bound[node]
         placed = self.place(node)
@@ -148,10 +157,14 @@ class Emitter:
     def _elementwise(self, node: Node, at: tuple[Index, ...]) -> Value:
         operands = [self.value(o, at) for o in node.operands]
         if all(o.constant for o in operands):
-            operands = [self._variable(o) for o in operands]  # keeps the shader compiler from folding it: 1/0 is an error
+            operands = [
+                self._variable(o) for o in operands
+            ]  # keeps the shader compiler from folding it: 1/0 is an error
         vector = any(o.vector for o in operands)
-        texts = [self.splat(o, n.dtype, vector) for o, n in zip(operands, node.operands, strict=True)]
-        text = _expression(node, texts, vector)
+        texts = [
+            self.splat(o, n.dtype, vector) for o, n in zip(operands, node.operands, strict=True)
+        ]
+        text = expression(node, texts, vector)
         depth = max(o.depth for o in operands)
         if re.fullmatch(r"\w+", text):
             return Value(text, vector, depth)  # an op that is the identity
@@ -189,9 +202,19 @@ class Emitter:
                 continue
             vector = out.vector or value.vector or condition.vector
             no, yes = self.splat(out, node.dtype, vector), self.splat(value, node.dtype, vector)
-            where = f"vec4<bool>({condition.text})" if vector and not condition.vector else condition.text
+            where = (
+                f"vec4<bool>({condition.text})"
+                if vector and not condition.vector
+                else condition.text
+            )
             depth = max(out.depth, value.depth, condition.depth)
-            out = self.let((node, at, source.operand), node.op.name, f"select({no}, {yes}, {where})", depth, vector)
+            out = self.let(
+                (node, at, source.operand),
+                node.op.name,
+                f"select({no}, {yes}, {where})",
+                depth,
+                vector,
+            )
         assert out is not None, f"{node!r} has no source"
         self.blocks[out.depth].values[node, at] = out
         return out
@@ -219,10 +242,13 @@ class Emitter:
             return Value(texts[0], vector, parts[0].depth)
         key = ("all", *texts)
         known = self.known(key)
-        return known or self.let(key, "inside", " & ".join(texts), max(p.depth for p in parts), vector)
+        return known or self.let(
+            key, "inside", " & ".join(texts), max(p.depth for p in parts), vector
+        )
 
     def position(self, node: Node, at: tuple[Index, ...], bound: int) -> Index:
-        """The position that an integer node names: below 0 from the end, clipped into [0, bound)."""
+        """The position that an integer node names: below 0 from the end, clipped into [0,
+        bound)."""
         if bound == 1:
             return Index()
         value = self.value(node, at)
@@ -231,13 +257,19 @@ class Emitter:
         if known is None:
             four = "4" if value.vector else ""
             last = self.splat(Value(f"{bound - 1}u"), u32, value.vector)
-            text = f"min({value.text}, {last})" if node.dtype.kind == "u" else f"eg_wrap{four}({value.text}, {bound}u)"
+            text = (
+                f"min({value.text}, {last})"
+                if node.dtype.kind == "u"
+                else f"eg_wrap{four}({value.text}, {bound}u)"
+            )
             known = self.let(key, "position", text, value.depth, value.vector)
             self.variables[known.text] = known
         return variable(known.text, bound)
 
     def splat(self, value: Value, dtype: DType, vector: bool) -> str:
-        return f"{wgsl_type(dtype, True)}({value.text})" if vector and not value.vector else value.text
+        return (
+            f"{wgsl_type(dtype, True)}({value.text})" if vector and not value.vector else value.text
+        )
 
     # ---- memory
 
@@ -252,11 +284,25 @@ class Emitter:
         k = self._reads[node]
         if not self._is_vector(flat):
             at = self.index(flat)
-            return self.let((node, flat), "load", _loaded(_scalar(k, at.text), access.dtype, False), at.depth, False)
+            return self.let(
+                (node, flat),
+                "load",
+                loaded(scalar_access(k, at.text), access.dtype, False),
+                at.depth,
+                False,
+            )
         if aligned(flat, access.size):
             access.vector = True
-            at = self.index(Index(tuple((a, c // 4) for a, c in (flat - V).terms), flat.constant // 4))
-            return self.let((node, flat), "load", _loaded(f"${k}[{at.text}]", access.dtype, True), at.depth, True)
+            at = self.index(
+                Index(tuple((a, c // 4) for a, c in (flat - V).terms), flat.constant // 4)
+            )
+            return self.let(
+                (node, flat),
+                "load",
+                loaded(f"${k}[{at.text}]", access.dtype, True),
+                at.depth,
+                True,
+            )
         return self._gathered(node, flat, k, access)
 
     def _gathered(self, node: Node, flat: Index, k: int, access: Access) -> Value:
@@ -266,10 +312,10 @@ class Emitter:
         else:
             at = self.index(flat)
             each = [Value(f"{at.text}.{c}", depth=at.depth) for c in "xyzw"]
-        items = ", ".join(_scalar(k, e.text) for e in each)
+        items = ", ".join(scalar_access(k, e.text) for e in each)
         text = f"{storage_type(access.dtype, True)}({items})"
         depth = max(e.depth for e in each)
-        return self.let((node, flat), "load", _loaded(text, access.dtype, True), depth, True)
+        return self.let((node, flat), "load", loaded(text, access.dtype, True), depth, True)
 
     def _read(self, node: Node) -> Access:
         if node not in self._reads:
@@ -278,10 +324,15 @@ class Emitter:
         return self.accesses[self._reads[node]]
 
     def _clamped(self, flat: Index, access: Access) -> Index:
-        """`flat` kept inside the operand where it may leave it (for a value that is then not selected)."""
+        """`flat` kept inside the operand where it may leave it (for a value that is then not
+        selected)."""
         if 0 <= flat.lo and flat.hi < access.size:
             return flat
-        lane = V if flat.coefficient(LANE) == 1 and access.size % 4 == 0 and (flat - V).divisible(4) else Index()
+        lane = (
+            V
+            if flat.coefficient(LANE) == 1 and access.size % 4 == 0 and (flat - V).divisible(4)
+            else Index()
+        )
         base = flat - lane
         at = self.index(base)
         last = access.size - (4 if lane.terms else 1)
@@ -305,20 +356,26 @@ class Emitter:
         vector = self._is_vector(flat)
         text = self.splat(value, dtype, vector)
         if dtype.kind == "b":
-            text = f"select(vec4<u32>(0u), vec4<u32>(1u), {text})" if vector else f"select(0u, 1u, {text})"
+            text = (
+                f"select(vec4<u32>(0u), vec4<u32>(1u), {text})"
+                if vector
+                else f"select(0u, 1u, {text})"
+            )
         elif dtype.name == "f16":
             text = f"vec4<f16>({text})" if vector else f"f16({text})"
         if not vector:
-            self.line(f"{_scalar(k, self.index(flat).text)} = {text};")
+            self.line(f"{scalar_access(k, self.index(flat).text)} = {text};")
         elif aligned(flat, access.size) and access.vector:
-            at = self.index(Index(tuple((a, c // 4) for a, c in (flat - V).terms), flat.constant // 4))
+            at = self.index(
+                Index(tuple((a, c // 4) for a, c in (flat - V).terms), flat.constant // 4)
+            )
             self.line(f"${k}[{at.text}] = {text};")
         else:
             name = self.fresh("out")
             self.line(f"let {name} = {text};")
             for c in range(4):
                 at = self.index(flat.substitute({LANE: index(c)}))
-                self.line(f"{_scalar(k, at.text)} = {name}.{'xyzw'[c]};")
+                self.line(f"{scalar_access(k, at.text)} = {name}.{'xyzw'[c]};")
 
     def _is_vector(self, flat: Index) -> bool:
         return any(self.variables[v].vector for v in flat.variables)
@@ -335,12 +392,12 @@ class Emitter:
         if known is not None:
             return known
         terms = [(self._atom(a), c) for a, c in at.terms]
-        plain = _sum([(t.text, c) for t, c in terms if not t.vector], at.constant)
+        plain = sum_text([(t.text, c) for t, c in terms if not t.vector], at.constant)
         depth = max(t.depth for t, _ in terms)
         lanes = [(t.text, c) for t, c in terms if t.vector]
         if not lanes:
             return self.let(at, "at", plain, depth, False)
-        wide = _sum([(t, c) for t, c in lanes], 0, vector=True)
+        wide = sum_text([(t, c) for t, c in lanes], 0, vector=True)
         text = wide if plain == "0u" else f"vec4<u32>({plain}) + {wide}"
         return self.let(at, "at", text, depth, True)
 
@@ -362,7 +419,11 @@ class Emitter:
                 quotient = self._atom(Div(atom.base + shift * atom.by, by))
                 text, prefix = f"{base.text} - {quotient.text} * {splat(f'{by}u')}", "rem"
             case _:
-                text = f"{base.text} >> {splat(f'{by.bit_length() - 1}u')}" if power else f"{base.text} / {splat(f'{by}u')}"
+                text = (
+                    f"{base.text} >> {splat(f'{by.bit_length() - 1}u')}"
+                    if power
+                    else f"{base.text} / {splat(f'{by}u')}"
+                )
                 text, prefix = (f"({text}) - {splat(f'{shift}u')}" if shift else text), "quo"
         return self.let(atom, prefix, text, base.depth, base.vector)
 
@@ -376,74 +437,3 @@ def _type(stored: Stored) -> tuple[str, int]:
     if isinstance(stored, Node):
         return stored.dtype.name, stored.type.size
     return stored.dtype, stored.size
-
-
-def _scalar(k: int, at: str) -> str:
-    """One element of binding k, spelled once it is known whether the binding holds scalars or vec4."""
-    return f"«{k}|{at}»"
-
-
-def _loaded(text: str, dtype: str, vector: bool) -> str:
-    """What memory holds, as registers hold it."""
-    match dtype:
-        case "bool":
-            return f"{text} != vec4<u32>(0u)" if vector else f"{text} != 0u"
-        case "f16":
-            return f"vec4<f32>({text})" if vector else f"f32({text})"
-        case _:
-            return text
-
-
-def _sum(terms: list[tuple[str, int]], constant: int, vector: bool = False) -> str:
-    """terms and a constant added up, positive ones first."""
-    def product(text: str, c: int) -> str:
-        by = f"vec4<u32>({c}u)" if vector else f"{c}u"
-        return text if c == 1 else f"{text} * {by}"
-
-    up = [product(t, c) for t, c in terms if c > 0] + ([f"{constant}u"] if constant > 0 else [])
-    down = [product(t, -c) for t, c in terms if c < 0] + ([f"{-constant}u"] if constant < 0 else [])
-    zero = "vec4<u32>(0u)" if vector else "0u"
-    text = " + ".join(up) if up else zero
-    return " - ".join([text, *down])
-
-
-def _expression(node: Node, texts: list[str], vector: bool) -> str:
-    op, last = node.op, node.operands[-1].dtype
-    if isinstance(op, Cast):
-        return cast(texts[0], last, DTYPES[op.to], vector)
-    template = op.wgsl if isinstance(op.wgsl, str) else op.wgsl[last.kind]  # type: ignore[attr-defined]
-    if last.kind == "f":
-        texts = _hidden(template, texts, "4" if vector else "")
-    return template.format(*texts, T=wgsl_type(last, vector), v="4" if vector else "", s=suffix(last, vector))
-
-
-_ZERO = r"(vec4<f32>\()?(0\.0|eg_bits\(0x80000000u\))\)?"
-
-
-def _hidden(template: str, texts: list[str], v: str) -> list[str]:
-    """Operands of x * 0, x / 0 and x - x in a form that the driver does not simplify: infinities and NaN count."""
-    if template == "{0} - {1}" and texts[0] == texts[1]:
-        return [texts[0], f"eg_same{v}({texts[1]})"]
-    zeros = [bool(re.fullmatch(r"0\.0|vec4<f32>\(0\.0\)", t)) for t in texts]
-    if template == "{0} / {1}" and zeros[1]:
-        return [texts[0], f"eg_zero{v}({texts[0]})"]
-    if template == "{0} * {1}":
-        zeros = [re.fullmatch(_ZERO, t) is not None for t in texts]
-        if zeros[0] != zeros[1]:
-            x, zero = texts[zeros[0]], texts[zeros[1]]
-            hidden = f"-eg_zero{v}({x})" if "eg_bits" in zero else f"eg_zero{v}({x})"
-            return [f"({hidden})" if is_zero else t for t, is_zero in zip(texts, zeros, strict=True)]
-    return texts
-
-
-def spell(text: str, vectors: Sequence[bool]) -> str:
-    """`text` with its scalar accesses spelled for bindings of vec4 or of scalars."""
-    def one(match: re.Match[str]) -> str:
-        k, at = int(match[1]), match[2]
-        if not vectors[k]:
-            return f"${k}[{at}]"
-        if re.fullmatch(r"\d+u", at):
-            return f"${k}[{int(at[:-1]) // 4}u][{int(at[:-1]) % 4}u]"
-        return f"${k}[{at} >> 2u][{at} & 3u]"
-
-    return re.sub(r"«(\d+)\|([^»]*)»", one, text)

@@ -1,4 +1,5 @@
-"""How a row kernel lies on a device: what an invocation does of a row, and whether one kernel can do it all."""
+"""How a row kernel lies on a device: what an invocation does of a row, and whether one kernel can
+do it all."""
 
 from __future__ import annotations
 
@@ -14,18 +15,23 @@ _INLINE = 8  # steps of a row that are written out instead of looped over
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
 _SEQUENTIAL = 4096  # steps that one invocation does sooner than two kernels more
 _BUSY = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
-_WANTED = {"cpu": 1024, "gpu": 1024}  # invocations (workgroups) of a kernel that is split into segments
+_WANTED = {
+    "cpu": 1024,
+    "gpu": 1024,
+}  # invocations (workgroups) of a kernel that is split into segments
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """R rows a workgroup, T threads a row, S segments of a row; a step is one element or one vec4.
 
-    On a CPU an invocation takes `unroll` steps of a row at a time, or has `copies` rows, LANES units apart: whole cache
-    lines are used at once, which counts where rows lie a power of two apart and compete for places in the cache.
+    On a CPU an invocation takes `unroll` steps of a row at a time, or has `copies` rows, LANES
+    units apart: whole cache lines are used at once, which counts where rows lie a power of two
+    apart and compete for places in the cache.
 
-    along: neighbouring elements of memory belong to one row, so that a vec4 holds four elements of a row.
-    across: they belong to neighbouring rows, so that a vec4 holds one element of each of four rows.
+    along: neighbouring elements of memory belong to one row, so that a vec4 holds four elements of
+    a row. across: they belong to neighbouring rows, so that a vec4 holds one element of each of
+    four rows.
     """
 
     pattern: Pattern
@@ -96,7 +102,8 @@ def geometry(pattern: Pattern, target: Target, segments: int = 1) -> Geometry:
     along = not pattern or pattern[-1][0]
     run = pattern[-1][1] if pattern else 1
     reduced_runs = sum(reduced for reduced, _ in pattern)
-    # where rows do not begin at a vec4, neighbouring threads of a gpu read neighbouring elements instead
+    # where rows do not begin at a vec4, neighbouring threads of a gpu read neighbouring elements
+    # instead
     wide = run >= 4 and (run % 4 == 0 or (along and reduced_runs == 1 and target.kind == "cpu"))
     plain = Geometry(pattern, along, wide, 1, 1, segments)
     if target.kind == "cpu":
@@ -108,7 +115,11 @@ def geometry(pattern: Pattern, target: Target, segments: int = 1) -> Geometry:
 def _whole_lines(g: Geometry) -> Geometry:
     """The same with steps or copies so that an invocation uses cache lines whole."""
     if g.along:
-        even = [u for u in (4, 2) if g.wide and g.steps % u == 0 and (g.segments == 1 or g.share % u == 0)]
+        even = [
+            u
+            for u in (4, 2)
+            if g.wide and g.steps % u == 0 and (g.segments == 1 or g.share % u == 0)
+        ]
         return replace(g, unroll=even[0] if even else 1)
     most = 4 if g.wide else 8
     fits = [c for c in (8, 4, 2) if c <= most and g.units % (LANES * c) == 0]
@@ -126,8 +137,10 @@ def _threads(g: Geometry, target: Target) -> tuple[int, int]:
         return threads, min(max(1, 128 // threads), _power(g.units, most))
     together = _power(g.units, 32)
     threads = 1
-    while threads * together < most and threads * 4 < g.share and (
-        threads < 8 or g.units * g.segments * threads < 1 << 15
+    while (
+        threads * together < most
+        and threads * 4 < g.share
+        and (threads < 8 or g.units * g.segments * threads < 1 << 15)
     ):
         threads *= 2
     return threads, together
@@ -146,8 +159,11 @@ def fits(g: Geometry, passes: int, target: Target) -> bool:
 
 
 def worthwhile(g: Geometry, passes: int, target: Target) -> bool:
-    """Whether one kernel is faster than one with segments and one that combines them, for each pass."""
-    return g.units >= _BUSY[target.kind] or g.trips * passes <= _SEQUENTIAL // (1 if target.kind == "cpu" else 64)
+    """Whether one kernel is faster than one with segments and one that combines them, for each
+    pass."""
+    return g.units >= _BUSY[target.kind] or g.trips * passes <= _SEQUENTIAL // (
+        1 if target.kind == "cpu" else 64
+    )
 
 
 def split(pattern: Pattern, target: Target) -> Geometry:

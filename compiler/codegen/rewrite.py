@@ -16,9 +16,14 @@ from ..schedule.selection import Group, body
 from .source import Job
 
 
-def replaced(job: Job, outputs: Sequence[Node], new: Mapping[Node, Node], memory: Mapping[Node, Stored],
-             held: Mapping[Node, Stored] | None = None) -> Job:  # fmt: skip
-    """The job of `outputs` with nodes replaced; results are stored where those of `outputs` were to be."""
+def replaced(
+    job: Job,
+    outputs: Sequence[Node],
+    new: Mapping[Node, Node],
+    memory: Mapping[Node, Stored],
+    held: Mapping[Node, Stored] | None = None,
+) -> Job:
+    """The job of `outputs` with nodes replaced; results go where those of `outputs` were to go."""
     now = dict(new)
     for node in body(Group(tuple(outputs), tuple(memory))):
         if node not in now:
@@ -52,7 +57,8 @@ def without_windows(job: Job) -> Job:
 
 
 def product_as_rows(a: Node, b: Node) -> Node:
-    """a b as a sum over a broadcast product: for numbers that the templates of contractions do not take."""
+    """a b as a sum over a broadcast product: for numbers that the templates of contractions do not
+    take."""
     *lead, m, k = a.shape
     n = b.shape[-1]
     if k == 0:

@@ -1,4 +1,5 @@
-"""One kernel over rows: passes that accumulate reductions and store matrix elements, then values of rows."""
+"""One kernel over rows: passes that accumulate reductions and store matrix elements, then values of
+rows."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from .source import Job, finish
 from .wgsl import literal, suffix, wgsl_type
 
 
-
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A place in a row where a pass has something to do: `present` is a WGSL bool, None when always so."""
+    """A place in a row where a pass has something to do: `present` is a WGSL bool, None when always
+    so."""
 
     position: Index
     present: Value | None = None
@@ -30,12 +31,15 @@ class Step:
 def row_kernel(
     job: Job, a: Analysis, g: Geometry, segments: Mapping[Node, Scratch] | None = None
 ) -> KernelSource:
-    """The kernel of a group over rows. With `segments` it stores what each segment of a row combines to instead."""
+    """The kernel of a group over rows. With `segments` it stores what each segment of a row
+    combines to instead."""
     return _RowKernel(job, a, g, segments or {}).build()
 
 
 class _RowKernel:
-    def __init__(self, job: Job, a: Analysis, g: Geometry, segments: Mapping[Node, Scratch]) -> None:
+    def __init__(
+        self, job: Job, a: Analysis, g: Geometry, segments: Mapping[Node, Scratch]
+    ) -> None:
         self.job, self.a, self.g, self.segments = job, a, g, segments
         self.full = [o for o in job.group.outputs if self._is_full(o)]
         self.rows = [o for o in job.group.outputs if o not in self.full and o not in segments]
@@ -72,7 +76,9 @@ class _RowKernel:
 
     def _is_full(self, node: Node) -> bool:
         space = self.a.space[node]
-        return space.kind == "full" or (space.kind == "pure" and node.type.size == self.g.rows * self.g.length)
+        return space.kind == "full" or (
+            space.kind == "pure" and node.type.size == self.g.rows * self.g.length
+        )
 
     def _place(self, node: Node) -> tuple[Index, ...] | None:
         space = self.a.space.get(node)
@@ -81,7 +87,8 @@ class _RowKernel:
         return unflatten(self._flat(space), node.shape)
 
     def _flat(self, space: Space) -> Index:
-        """The row-major position, in the array it is in, of the value at the current row and position."""
+        """The row-major position, in the array it is in, of the value at the current row and
+        position."""
         flat = self.row if space.kind == "row" else self.g.flat(self.row, self.position)
         perm, shape = space.turned
         if not shape:
@@ -103,7 +110,9 @@ class _RowKernel:
         if g.copies > 1:
             at = em.index(unit).text
             lane = em.variable("lane", LANES, f"{at} % {LANES}u")
-            unit = em.variable("group", units // LANES, f"{at} / {LANES}u") * (g.copies * LANES) + lane
+            unit = (
+                em.variable("group", units // LANES, f"{at} / {LANES}u") * (g.copies * LANES) + lane
+            )
         self._set_rows([unit + c * LANES for c in range(g.copies)])
 
     def _set_rows(self, units: Sequence[Index]) -> None:
@@ -113,7 +122,8 @@ class _RowKernel:
 
     def _each_copy(self) -> Iterator[int]:
         """The rows of this invocation, one after the other."""
-        for c, (self.row, self.em.bound) in enumerate(self.copies):
+        for c, copy in enumerate(self.copies):
+            self.row, self.em.bound = copy
             yield c
 
     def _gpu_variables(self) -> None:
@@ -150,7 +160,11 @@ class _RowKernel:
         inner = {key: em.fresh("block") for key in keys if blocked and self._rounds(key[0])}
 
         def visit(steps: Sequence[Step]) -> None:
-            work = [(c, step, *self._values(step, reductions, full)) for c in self._each_copy() for step in steps]
+            work = [
+                (c, step, *self._values(step, reductions, full))
+                for c in self._each_copy()
+                for step in steps
+            ]
             for c, step, values, _ in work:
                 for node, value in values:
                     to = rests[node, c] if step.tail else inner.get((node, c), sums[node, c])
@@ -174,10 +188,15 @@ class _RowKernel:
         self.position, em = step.position, self.em
         values = [(n, em.value(n.operands[0], self._operand_place(n))) for n in reductions]
         places = [self._flat(self._space(o)) for o in full]
-        return values, [(o, at, em.value(o, unflatten(at, o.shape))) for o, at in zip(full, places, strict=True)]
+        return values, [
+            (o, at, em.value(o, unflatten(at, o.shape))) for o, at in zip(full, places, strict=True)
+        ]
 
-    def _walk(self, visit: Callable[[Sequence[Step]], None], inner: Mapping[str, tuple[Node, str]]) -> None:
-        """Visit every step of this invocation's share of a row, with the partial sums `inner` emptied now and then."""
+    def _walk(
+        self, visit: Callable[[Sequence[Step]], None], inner: Mapping[str, tuple[Node, str]]
+    ) -> None:
+        """Visit every step of this invocation's share of a row, with the partial sums `inner`
+        emptied now and then."""
         em, g = self.em, self.g
         if g.inline:
             for step in self._inline_steps():
@@ -189,7 +208,11 @@ class _RowKernel:
             start = first.text
             stop = em.let("stop", "stop", f"min({start} + {g.share}u, {g.steps}u)", 0, False).text
         if g.T > 1:
-            start = "thread" if start == "0u" else em.let("start", "start", f"{start} + thread", 0, False).text
+            start = (
+                "thread"
+                if start == "0u"
+                else em.let("start", "start", f"{start} + thread", 0, False).text
+            )
         stride = g.T * g.unroll
         advance = "j++" if stride == 1 else f"j += {stride}u"
         if not inner:
@@ -222,15 +245,20 @@ class _RowKernel:
             j, present = self.thread + u * g.T, None
             if (u + 1) * g.T > g.steps:
                 at = em.index(j)
-                present = em.known(("present", u)) or em.let(("present", u), "present", f"{at.text} < {g.steps}u", 0, False)
-                near = em.known(("near", u)) or em.let(("near", u), "near", f"min({at.text}, {g.steps - 1}u)", 0, False)
+                present = em.known(("present", u)) or em.let(
+                    ("present", u), "present", f"{at.text} < {g.steps}u", 0, False
+                )
+                near = em.known(("near", u)) or em.let(
+                    ("near", u), "near", f"min({at.text}, {g.steps - 1}u)", 0, False
+                )
                 em.variables[near.text] = near
                 j = variable(near.text, g.steps)
             yield Step(j * 4 + V if g.wide and g.along else j, present)
         yield from self._tail_steps()
 
     def _tail_steps(self) -> Iterator[Step]:
-        """The elements after the last vec4 of a row; of a row in segments, the last segment has them."""
+        """The elements after the last vec4 of a row; of a row in segments, the last segment has
+        them."""
         g, em = self.g, self.em
         if not g.tail:
             return
@@ -294,7 +322,9 @@ class _RowKernel:
         """What all steps of all threads of a row combine to."""
         g, name, wide = self.g, total, self.g.wide
         if g.wide and g.along:
-            pairs = [self._combined(node, f"{total}.{a}", f"{total}.{b}", False) for a, b in ("xy", "zw")]
+            pairs = [
+                self._combined(node, f"{total}.{a}", f"{total}.{b}", False) for a, b in ("xy", "zw")
+            ]
             low, high = (self._named("pair", text) for text in pairs)
             name, wide = self._named(node.op.name, self._combined(node, low, high, False)), False
         if rest is not None:
@@ -314,7 +344,11 @@ class _RowKernel:
         kind = wgsl_type(node.dtype, wide)
         name = f"row_{node.op.name}_{suffix(node.dtype, wide)}"
         target = self.job.target
-        lanes = target.subgroup if self.g.along and node.dtype.kind != "b" and "subgroup" in target.features else 0
+        lanes = (
+            target.subgroup
+            if self.g.along and node.dtype.kind != "b" and "subgroup" in target.features
+            else 0
+        )
         self.trees[name] = (name, kind, self._combined(node, "a", "b", wide), lanes)
         return name
 
@@ -333,7 +367,10 @@ class _RowKernel:
         values = []
         for _ in self._each_copy():
             places = [self._flat(self._space(o)) for o in self.rows]
-            values += [(o, at, self.em.value(o, unflatten(at, o.shape))) for o, at in zip(self.rows, places, strict=True)]
+            values += [
+                (o, at, self.em.value(o, unflatten(at, o.shape)))
+                for o, at in zip(self.rows, places, strict=True)
+            ]
         with self._guarded([self._first_thread(), self.row_present]):
             for node, at, value in values:
                 self.em.store(self.number[node], at, value, node.dtype)
@@ -359,12 +396,33 @@ class _RowKernel:
             count = g.workers
             size = 8 if count < 2048 or not g.inline else 64
             grid = fold(-(-count // size), target.max_groups)
-            values = {"count": count, "workgroup": size, "width": grid[0] * size, "body": self.em.text}
+            values = {
+                "count": count,
+                "workgroup": size,
+                "width": grid[0] * size,
+                "body": self.em.text,
+            }
             return finish(self.job, self.em, "rowwise_cpu.wgsl.j2", values, grid, (size, 1, 1))
         tiles = -(-g.units // g.R) * g.segments
         grid = fold(tiles, target.max_groups)
         trees = list(self.trees.values())
-        values = {"tiles": tiles, "width": grid[0], "R": g.R, "T": g.T, "along": g.along, "trees": trees, "body": self.em.text}
+        values = {
+            "tiles": tiles,
+            "width": grid[0],
+            "R": g.R,
+            "T": g.T,
+            "along": g.along,
+            "trees": trees,
+            "body": self.em.text,
+        }
         subgroups = any(lanes > 1 for *_, lanes in trees)
         features = ("subgroup",) if subgroups else ()
-        return finish(self.job, self.em, "rowwise_gpu.wgsl.j2", values, grid, (g.R * g.T, 1, 1), features=features)
+        return finish(
+            self.job,
+            self.em,
+            "rowwise_gpu.wgsl.j2",
+            values,
+            grid,
+            (g.R * g.T, 1, 1),
+            features=features,
+        )

@@ -1,5 +1,6 @@
-"""Kernels with reductions over rows: one kernel that passes over a row as often as its reductions depend on one
-another, or, for few long rows, two kernels a reduction (segments, then their combination)."""
+"""Kernels with reductions over rows: one kernel that passes over a row as often as its reductions
+depend on one another, or, for few long rows, two kernels a reduction (segments, then their
+combination)."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def reductions(a: Analysis) -> list[Node]:
 
 
 def _rows_then_columns(job: Job, a: Analysis) -> list[KernelSource]:
-    """Row results first, with the rows' reductions that columns need kept; then columns over the same matrix."""
+    """Row results first, with the rows' reductions that columns need kept; then columns over the
+    same matrix."""
     columns = [o for o in job.group.outputs if a.space[o].pattern == a.columns]
     sizes = (a.size, *(o.type.size for o in reductions(a) if a.space[o].pattern == a.pattern))
     columns += [o for o in job.group.outputs if a.space[o] == PURE and o.type.size not in sizes]
@@ -78,7 +80,8 @@ def _under(roots: Sequence[Node], stop: Mapping[Node, Stored]) -> set[Node]:
 
 
 def _staged(job: Job, a: Analysis) -> list[KernelSource]:
-    """Level by level: segments of rows, their combination, and at last what is left at the matrix."""
+    """Level by level: segments of rows, their combination, and at last what is left at the
+    matrix."""
     kernels: list[KernelSource] = []
     memory: dict[Node, Stored] = dict(job.memory)
     left = list(job.group.outputs)
@@ -92,7 +95,9 @@ def _staged(job: Job, a: Analysis) -> list[KernelSource]:
         kernels.append(row_kernel(partial, _restricted(a, partial.group), shape, segments))
         left = [o for o in left if o not in full]
         rows = [o for o in left if not _is_full(o, a) and a.level[o] <= level and o not in now]
-        kept = [n for n in now if n in left or n in _under([o for o in left if o not in rows], memory)]
+        kept = [
+            n for n in now if n in left or n in _under([o for o in left if o not in rows], memory)
+        ]
         held = {n: part.held_by(n) if n in left else _kept(n) for n in kept}
         kernels += _combine(part, shape, segments, [*kept, *rows], held)
         memory |= held
@@ -115,7 +120,11 @@ def _segments(node: Node, g: Geometry, k: int) -> Scratch:
 
 
 def _combine(
-    job: Job, g: Geometry, segments: Mapping[Node, Scratch], outputs: Sequence[Node], held: Mapping[Node, Stored]
+    job: Job,
+    g: Geometry,
+    segments: Mapping[Node, Scratch],
+    outputs: Sequence[Node],
+    held: Mapping[Node, Stored],
 ) -> list[KernelSource]:
     """The kernel that combines segments and computes what follows for each row."""
     memory, new = dict(job.memory), dict[Node, Node]()

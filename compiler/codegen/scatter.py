@@ -1,5 +1,6 @@
-"""Scatter-add: an invocation a result, which goes through all positions or, when there are many, through a list of
-its own. The lists' links are found by a search for the next equal position, so sums have a fixed order."""
+"""Scatter-add: an invocation a result, which goes through all positions or, when there are many,
+through a list of its own. The lists' links are found by a search for the next equal position, so
+sums have a fixed order."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def _lists(job: Job, analysis: Analysis, node: Node) -> list[KernelSource]:
 
 
 def _link(job: Job, positions: Node, rows: int, heads: Scratch, links: Scratch) -> KernelSource:
-    """links[i] is the next place after i with the same position, heads[r] the first with position r."""
+    """links[i] is the next place after i with the same position, heads[r] the first with position
+    r."""
     count = positions.type.size
     em = Emitter([heads, links], dict(job.memory))
     em.accesses[0].atomic = True
@@ -98,7 +100,9 @@ def _link(job: Job, positions: Node, rows: int, heads: Scratch, links: Scratch) 
         place = em.index(other)
         position = em.index(em.position(positions, (other,), rows))
         if wide:
-            em.line(f"let same = (vec4<u32>({here}) < {place.text}) & (vec4<u32>({own}) == {em.splat(position, u32, True)});")
+            near = em.splat(position, u32, vector=True)
+            em.line(f"let later = vec4<u32>({here}) < {place.text};")
+            em.line(f"let same = later & (vec4<u32>({own}) == {near});")
             em.line(f"let hits = select(vec4<u32>({count}u), {place.text}, same);")
             em.line("next = min(min(hits.x, hits.y), min(hits.z, hits.w));")
         else:
@@ -110,7 +114,9 @@ def _link(job: Job, positions: Node, rows: int, heads: Scratch, links: Scratch) 
     return _finish(job, em, count, flops=count * count // 2)
 
 
-def _sums(job: Job, analysis: Analysis, node: Node, lists: Mapping[Node, Stored] | None) -> KernelSource:
+def _sums(
+    job: Job, analysis: Analysis, node: Node, lists: Mapping[Node, Stored] | None
+) -> KernelSource:
     """The sum of each result's updates and what follows it."""
     updates, positions = node.operands
     outputs = job.group.outputs
@@ -155,6 +161,10 @@ def _sums(job: Job, analysis: Analysis, node: Node, lists: Mapping[Node, Stored]
 
 def _finish(job: Job, em: Emitter, workers: int, flops: int | None = None) -> KernelSource:
     grid = fold(-(-workers // WORKGROUP), job.target.max_groups)
-    values = {"body": em.text, "count": workers, "workgroup": WORKGROUP, "width": grid[0] * WORKGROUP}
+    values = {
+        "body": em.text,
+        "count": workers,
+        "workgroup": WORKGROUP,
+        "width": grid[0] * WORKGROUP,
+    }
     return finish(job, em, "scatter.wgsl.j2", values, grid, (WORKGROUP, 1, 1), flops=flops)
-

@@ -1,4 +1,5 @@
-"""From statements to a `KernelSource`: the filled template, what is bound and how, names, figures and limits."""
+"""From statements to a `KernelSource`: the filled template, what is bound and how, names, figures
+and limits."""
 
 from __future__ import annotations
 
@@ -14,18 +15,22 @@ from ..schedule.kernel import KernelSource, Scratch, Stored
 from ..schedule.selection import Group, body
 from ..schedule.target import Target
 from ..types import DTYPES
-from .emitter import Access, Emitter, spell
+from .emitter import Access, Emitter
+from .expression import spell
 from .wgsl import literal, storage_type
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A group to lower, and where its values lie: outputs and operands are nodes of the program or scratch."""
+    """A group to lower, and where its values lie: outputs and operands are nodes of the program or
+    scratch."""
 
     group: Group
     target: Target
     memory: Mapping[Node, Stored]  # what holds an operand
-    stores: Mapping[Node, Stored] = field(default_factory=dict)  # what an output is written to, when not itself
+    stores: Mapping[Node, Stored] = field(
+        default_factory=dict
+    )  # what an output is written to, when not itself
     hints: Mapping[str, object] = field(default_factory=dict)
 
     def held_by(self, output: Node) -> Stored:
@@ -65,7 +70,9 @@ def finish(
         text=text,
         writes=tuple(a.stored for a in accesses[:outputs]),
         reads=tuple(a.stored for a in accesses[outputs:]),
-        elements=tuple("atomic<u32>" if a.atomic else storage_type(a.dtype, a.vector) for a in accesses),
+        elements=tuple(
+            "atomic<u32>" if a.atomic else storage_type(a.dtype, a.vector) for a in accesses
+        ),
         grid=grid,
         workgroup=workgroup,
         flops=flops if flops is not None else total_flops(body(job.group)),
@@ -78,30 +85,43 @@ def finish(
     )
 
 
-def check_limits(job: Job, bindings: int, grid: tuple[int, int, int], workgroup: tuple[int, int, int]) -> None:
+def check_limits(
+    job: Job, bindings: int, grid: tuple[int, int, int], workgroup: tuple[int, int, int]
+) -> None:
     """Raise CompileError where the target cannot run the kernel."""
     target, name = job.target, kernel_name(job.group)
     if bindings > target.max_bindings:
-        raise CompileError(f"illegal kernel {name}: {target.name} binds {target.max_bindings} arrays, got {bindings}")
+        most = target.max_bindings
+        raise CompileError(
+            f"illegal kernel {name}: {target.name} binds {most} arrays, got {bindings}"
+        )
     if math.prod(workgroup) > target.max_invocations or max(grid) > target.max_groups:
-        raise CompileError(f"illegal kernel {name}: grid {grid} of {workgroup} is beyond {target.name}")
+        raise CompileError(
+            f"illegal kernel {name}: grid {grid} of {workgroup} is beyond {target.name}"
+        )
 
 
 def in_place(accesses: Sequence[Access], outputs: int) -> frozenset[tuple[int, int]]:
-    """(k, j) where output k may take operand j's memory: every element is read only by the invocation that then
-    writes it, and not after."""
+    """(k, j) where output k may take operand j's memory: every element is read only by the
+    invocation that then writes it, and not after."""
     found: set[tuple[int, int]] = set()
     for k, out in enumerate(accesses[:outputs]):
         written = dict(out.at)
         for j, operand in enumerate(accesses[outputs:]):
             same = operand.size == out.size and DTYPES[operand.dtype].size == DTYPES[out.dtype].size
-            if same and operand.at and all(at in written and phase <= written[at] for at, phase in operand.at):
+            if (
+                same
+                and operand.at
+                and all(at in written and phase <= written[at] for at, phase in operand.at)
+            ):
                 found.add((k, j))
     return frozenset(found)
 
 
 def total_flops(nodes: Iterable[Node]) -> int:
-    return sum(n.op.flops(n.type, *(o.type for o in n.operands)) for n in nodes if n.kind is not Kind.GET)
+    return sum(
+        n.op.flops(n.type, *(o.type for o in n.operands)) for n in nodes if n.kind is not Kind.GET
+    )
 
 
 def kernel_name(group: Group) -> str:
@@ -113,7 +133,8 @@ def kernel_name(group: Group) -> str:
 
 
 def computes(job: Job, accesses: Sequence[Access], limit: int = 240) -> str:
-    """One line in the IR's notation, with `$k` for bindings; what would make it too long is left out."""
+    """One line in the IR's notation, with `$k` for bindings; what would make it too long is left
+    out."""
     names = {id(a.stored): f"${k}" for k, a in enumerate(accesses)}
     operands = {node: names[id(held)] for node, held in job.memory.items() if id(held) in names}
     for depth in range(12, 0, -1):

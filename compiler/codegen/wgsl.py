@@ -49,7 +49,8 @@ def _signed(value: int) -> str:
 def _float(value: float) -> str:
     bits = struct.unpack("<I", struct.pack("<f", _rounded(value)))[0]
     plain = math.isfinite(value) and (value == 0 or bits & _EXPONENT) and bits != 0x80000000
-    # a constant expression that is infinite or NaN is an error in WGSL: eg_bits reads the bits from a variable
+    # a constant expression that is infinite or NaN is an error in WGSL: eg_bits reads the bits from
+    # a variable
     text = number(value) if plain else f"eg_bits(0x{bits:08x}u)"
     return f"({text})" if text.startswith("-") else text
 

@@ -1,4 +1,5 @@
-"""A kernel as code generation makes it: WGSL without buffer names, and what plan assembly must know to place it."""
+"""A kernel as code generation makes it: WGSL without buffer names, and what plan assembly must know
+to place it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from ..ir import Node
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scratch:
-    """A value that lives between the kernels of one group, such as the partial sums of a two-stage reduction."""
+    """A value that lives between the kernels of one group, such as the partial sums of a two-stage
+    reduction."""
 
     label: str
     shape: tuple[int, ...]
@@ -31,7 +33,8 @@ Stored = Node | Scratch
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """One dispatch. Bindings are `writes`, then `reads`; binding k has WGSL element type `elements[k]`.
+    """One dispatch. Bindings are `writes`, then `reads`; binding k has WGSL element type
+    `elements[k]`.
 
     `text` is WGSL without comment and bindings, in which `$k` stands for the name of binding k.
     """
@@ -48,14 +51,17 @@ class KernelSource:
     bytes_read: int
     bytes_written: int
     computes: str  # one line in the IR's notation with `$k` for bindings
-    in_place: frozenset[tuple[int, int]] = frozenset()  # (k, j): writes[k] may take the memory of reads[j]
+    in_place: frozenset[tuple[int, int]] = (
+        frozenset()
+    )  # (k, j): writes[k] may take the memory of reads[j]
     features: tuple[str, ...] = ()  # device features that it needs
     trusted: bool = False  # every index is proved in bounds
 
     def source(self, names: Sequence[str], writable: frozenset[int] = frozenset()) -> str:
-        """The WGSL for bindings called `names`; `writable` are positions in `reads` bound as read_write.
+        """The WGSL for bindings called `names`; `writable` are positions in `reads` bound as
+        read_write.
 
-        (A buffer bound `read` must not be bound `read_write` by another binding of the same dispatch.)
+        (Of one buffer in a dispatch, either all bindings are `read` or all `read_write`.)
         """
         names = identifiers(names, self.text)
         lines = [
@@ -66,7 +72,9 @@ class KernelSource:
         for k, (name, element) in enumerate(zip(names, self.elements, strict=True)):
             written = k < len(self.writes) or k - len(self.writes) in writable
             access = "read_write" if written else "read"
-            lines.append(f"@group(0) @binding({k}) var<storage, {access}> {name}: array<{element}>;")
+            lines.append(
+                f"@group(0) @binding({k}) var<storage, {access}> {name}: array<{element}>;"
+            )
         enables = "enable f16;\n" if "shader-f16" in self.features else ""
         return enables + "\n".join(lines) + "\n\n" + _named(self.text, names)
 
@@ -76,7 +84,8 @@ class KernelSource:
 
 
 def identifiers(names: Sequence[str], text: str) -> list[str]:
-    """WGSL identifiers for buffers called `names` that clash neither with one another nor with words of `text`."""
+    """WGSL identifiers for buffers called `names` that clash neither with one another nor with
+    words of `text`."""
     taken = set(re.findall(r"[A-Za-z_]\w*", text)) | _WORDS
     out: list[str] = []
     for name in names:
@@ -99,10 +108,14 @@ def _by(sizes: tuple[int, int, int]) -> str:
 
 
 _WORDS = frozenset(
-    """alias array asm atomic binding bitcast bool break builtin case compute const const_assert continue continuing
-    default diagnostic discard do else enable enum export extends extern f16 f32 fallthrough false fn for from function
-    goto group handle i32 i64 if impl import in let loop main mat2x2 mat3x3 mat4x4 mod module move mut new null
-    override packed params pass private ptr pub read read_write ref requires resource return sampler self static storage
-    struct super switch target template texture this trait true type typedef u32 u64 uniform union unsafe unorm use
-    using var vec2 vec3 vec4 virtual void while with workgroup workgroup_size write yield""".split()
-)  # fmt: skip
+    (  # noqa: SIM905
+        "alias array asm atomic binding bitcast bool break builtin case compute const const_assert "
+        "continue continuing default diagnostic discard do else enable enum export extends extern "
+        "f16 f32 fallthrough false fn for from function goto group handle i32 i64 if impl import "
+        "in let loop main mod module move mut new null override packed params pass private ptr pub "
+        "read read_write ref requires resource return sampler self static storage struct super "
+        "switch target template texture this trait true type typedef u32 u64 uniform union unsafe "
+        "unorm use using var vec2 vec3 vec4 virtual void while with workgroup workgroup_size write "
+        "yield"
+    ).split()
+)

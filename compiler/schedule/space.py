@@ -1,4 +1,5 @@
-"""What one kernel may hold: every value of a group's body is given a space, or the group is illegal.
+"""What one kernel may hold: every value of a group's body is given a space, or the group is
+illegal.
 
 pure     computable at any index: elementwise, movement, iota and numbers over operands
 full     an element of the matrix that the kernel's reductions run over
@@ -6,8 +7,8 @@ row      one value a row of that matrix (a reduction's result and what follows i
 tile     an element of the one contraction's, scatter's or scan's result
 item     an element of one result of a kernel with several
 
-A value may be transposed once after its anchor; it is then written by a transposed store. Reshapes keep the
-row-major order, so they never change a space.
+A value may be transposed once after its anchor; it is then written by a transposed store. Reshapes
+keep the row-major order, so they never change a space.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from ..ir import Kind, Node
 from .selection import Group, body
 
 Pattern = tuple[tuple[bool, int], ...]
-"""Runs of a row-major order: (reduced, size). Neighbouring axes of one kind are one run; unit axes are dropped."""
+"""Runs of a row-major order: (reduced, size). Neighbouring axes of one kind are one run; unit axes
+are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,10 @@ class Space:
     kind: Literal["pure", "full", "row", "tile", "item"]
     pattern: Pattern = ()  # of a row value
     item: int = 0
-    turned: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # (permutation, shape) of a transpose since the anchor
+    turned: tuple[tuple[int, ...], tuple[int, ...]] = (
+        (),
+        (),
+    )  # (permutation, shape) of a transpose since the anchor
 
 
 PURE = Space("pure")
@@ -40,7 +45,8 @@ TILE = Space("tile")
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A legal kernel. `pattern` is the rows' pattern, `columns` the transposed pattern of column results beside them."""
+    """A legal kernel. `pattern` is the rows' pattern, `columns` the transposed pattern of column
+    results beside them."""
 
     group: Group
     body: tuple[Node, ...]
@@ -116,10 +122,20 @@ class _Walk:
             self.level[node] = max((self.level[o] for o in node.operands), default=0)
             self.space[node] = self._space(node)
         if self.anchor is not None and self.patterns:
-            raise self._bad("a reduction beside a product, a scatter or a kernel with several results")
+            raise self._bad(
+                "a reduction beside a product, a scatter or a kernel with several results"
+            )
         main, columns = self._patterns()
-        kind = "rows" if self.patterns else "map" if self.anchor is None else _ANCHORS[self.anchor.kind]
-        found = Analysis(self.group, self.body, kind, self.anchor, main, columns, self.space, self.level)
+        kind = (
+            "rows"
+            if self.patterns
+            else "map"
+            if self.anchor is None
+            else _ANCHORS[self.anchor.kind]
+        )
+        found = Analysis(
+            self.group, self.body, kind, self.anchor, main, columns, self.space, self.level
+        )
         self._check_outputs(found)
         return found
 
@@ -170,7 +186,9 @@ class _Walk:
             if p == space.pattern:
                 self.spread.add(p)
                 return FULL
-            raise self._bad(f"{node!r} spreads a row value over {p}, which is not its row {space.pattern}")
+            raise self._bad(
+                f"{node!r} spreads a row value over {p}, which is not its row {space.pattern}"
+            )
         if name == "transpose" and space.turned == ((), ()):
             perm = node.op.perm  # type: ignore[attr-defined]
             moved = [k for k in perm if node.operands[0].shape[k] != 1]
@@ -184,7 +202,9 @@ class _Walk:
         if space not in (PURE, FULL):
             raise self._bad(f"{node!r} reduces {_show(space)}")
         if p not in self.patterns:
-            fits = not self.patterns or (len(self.patterns) == 1 and transposed(self.patterns[0]) == p)
+            fits = not self.patterns or (
+                len(self.patterns) == 1 and transposed(self.patterns[0]) == p
+            )
             if not fits:
                 raise self._bad(f"reductions over {p} and {self.patterns[0]}")
             self.patterns.append(p)
@@ -231,6 +251,11 @@ def _anchor_size(anchor: Node | None) -> int:
 
 def _show(space: Space) -> str:
     turned = " transposed" if space.turned != ((), ()) else ""
-    what = {"pure": "a pure value", "full": "matrix elements", "row": f"values of rows {space.pattern}",
-            "tile": "a product's elements", "item": f"elements of result {space.item}"}[space.kind]  # fmt: skip
+    what = {
+        "pure": "a pure value",
+        "full": "matrix elements",
+        "row": f"values of rows {space.pattern}",
+        "tile": "a product's elements",
+        "item": f"elements of result {space.item}",
+    }[space.kind]
     return what + turned

@@ -1,0 +1,90 @@
+"""Spells WGSL expressions: an elementwise op, a sum of index terms, an element in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..ir import Node
+from ..ops.elementwise import Cast
+from ..types import DTYPES
+from .wgsl import cast, suffix, wgsl_type
+
+
+def scalar_access(k: int, at: str) -> str:
+    """One element of binding k, spelled once it is known whether the binding holds scalars or
+    vec4."""
+    return f"«{k}|{at}»"
+
+
+def loaded(text: str, dtype: str, vector: bool) -> str:
+    """What memory holds, as registers hold it."""
+    match dtype:
+        case "bool":
+            return f"{text} != vec4<u32>(0u)" if vector else f"{text} != 0u"
+        case "f16":
+            return f"vec4<f32>({text})" if vector else f"f32({text})"
+        case _:
+            return text
+
+
+def sum_text(terms: list[tuple[str, int]], constant: int, vector: bool = False) -> str:
+    """terms and a constant added up, positive ones first."""
+
+    def product(text: str, c: int) -> str:
+        by = f"vec4<u32>({c}u)" if vector else f"{c}u"
+        return text if c == 1 else f"{text} * {by}"
+
+    up = [product(t, c) for t, c in terms if c > 0] + ([f"{constant}u"] if constant > 0 else [])
+    down = [product(t, -c) for t, c in terms if c < 0] + ([f"{-constant}u"] if constant < 0 else [])
+    zero = "vec4<u32>(0u)" if vector else "0u"
+    text = " + ".join(up) if up else zero
+    return " - ".join([text, *down])
+
+
+def expression(node: Node, texts: list[str], vector: bool) -> str:
+    op, last = node.op, node.operands[-1].dtype
+    if isinstance(op, Cast):
+        return cast(texts[0], last, DTYPES[op.to], vector)
+    template = op.wgsl if isinstance(op.wgsl, str) else op.wgsl[last.kind]  # type: ignore[attr-defined]
+    if last.kind == "f":
+        texts = _hidden(template, texts, "4" if vector else "")
+    return template.format(
+        *texts, T=wgsl_type(last, vector), v="4" if vector else "", s=suffix(last, vector)
+    )
+
+
+_ZERO = r"(vec4<f32>\()?(0\.0|eg_bits\(0x80000000u\))\)?"
+
+
+def _hidden(template: str, texts: list[str], v: str) -> list[str]:
+    """Operands of x * 0, x / 0 and x - x in a form that the driver does not simplify: infinities
+    and NaN count."""
+    if template == "{0} - {1}" and texts[0] == texts[1]:
+        return [texts[0], f"eg_same{v}({texts[1]})"]
+    zeros = [bool(re.fullmatch(r"0\.0|vec4<f32>\(0\.0\)", t)) for t in texts]
+    if template == "{0} / {1}" and zeros[1]:
+        return [texts[0], f"eg_zero{v}({texts[0]})"]
+    if template == "{0} * {1}":
+        zeros = [re.fullmatch(_ZERO, t) is not None for t in texts]
+        if zeros[0] != zeros[1]:
+            x, zero = texts[zeros[0]], texts[zeros[1]]
+            hidden = f"-eg_zero{v}({x})" if "eg_bits" in zero else f"eg_zero{v}({x})"
+            return [
+                f"({hidden})" if is_zero else t for t, is_zero in zip(texts, zeros, strict=True)
+            ]
+    return texts
+
+
+def spell(text: str, vectors: Sequence[bool]) -> str:
+    """`text` with its scalar accesses spelled for bindings of vec4 or of scalars."""
+
+    def one(match: re.Match[str]) -> str:
+        k, at = int(match[1]), match[2]
+        if not vectors[k]:
+            return f"${k}[{at}]"
+        if re.fullmatch(r"\d+u", at):
+            return f"${k}[{int(at[:-1]) // 4}u][{int(at[:-1]) % 4}u]"
+        return f"${k}[{at} >> 2u][{at} & 3u]"
+
+    return re.sub(r"«(\d+)\|([^»]*)»", one, text)
