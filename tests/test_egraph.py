@@ -1,4 +1,4 @@
-"""The e-graph: programs in and out, equal values in every class, bounds, and attention found in every spelling."""
+"""The e-graph: programs in and out, equal values in every class, what is found, bounds, dumps."""
 
 import math
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,10 +26,13 @@ from eggpu.compiler.library.losses import cross_entropy
 from eggpu.compiler.library.math import gelu, relu
 from eggpu.compiler.library.nn import batch_norm
 from eggpu.compiler.library.ordering import cumsum, sort
-from eggpu.compiler.library.softmax import log_softmax, softmax
+from eggpu.compiler.library.softmax import softmax
 from eggpu.compiler.library.spatial import conv2d
 from eggpu.compiler.tracing import trace
-from eggpu.compiler.types import TupleType, parse_type
+from eggpu.compiler.types import parse_type
+
+sys.path.insert(0, str(Path(__file__).parent))
+from equal_classes import unequal
 
 NO_RULES = Options(phases=(), disabled=tuple(r.base for r in program_rules()))
 
@@ -39,70 +43,13 @@ def gpt_step(layers=4, width=32, heads=4, context=16, vocab=33):
     optimizer = optim.adamw(1e-3, weight_decay=0.1)
 
     def step(model, state, tokens, targets):
-        loss = lambda m: cross_entropy(m(tokens), targets)  # noqa: E731
+        loss = lambda m: cross_entropy(m(tokens), targets)
         value, grads = eg.value_and_grad(loss)(model)
         model, state = optimizer.update(model, state, optim.clip_by_global_norm(grads, 1.0))
         return model, state, value
 
     tokens = parse_type(f"i32[2, {context}]")
     return trace(step, model, optimizer.init(model), tokens, tokens)
-
-
-def random_input(node, rng):
-    if node.dtype.kind == "b":
-        return rng.random(node.shape) < 0.6
-    if node.dtype.kind in "iu":
-        return rng.integers(0, 3, node.shape).astype(node.dtype.numpy)
-    positive = "state" in node.op.label
-    values = rng.standard_normal(node.shape)
-    return np.abs(values) + 1 if positive else values
-
-
-def class_values(snapshot, inputs):
-    """The value of each class, through the first e-node that can be computed."""
-    values = {}
-    order = sorted(range(len(snapshot.ops)), key=lambda i: (snapshot.rule[i] != "", i))
-    while len(values) < len(snapshot.types):
-        before = len(values)
-        for i in order:
-            if snapshot.cls[i] not in values and all(k in values for k in snapshot.kids[i]):
-                values[snapshot.cls[i]] = enode_value(snapshot, i, values, inputs)
-        assert len(values) > before, "a class has no finite term"
-    return values
-
-
-def enode_value(snapshot, i, values, inputs):
-    op = snapshot.ops[i]
-    if op.kind is Kind.INPUT:
-        return inputs[op.position]
-    out = op.evaluate(*(values[k] for k in snapshot.kids[i]))
-    double = lambda x: np.asarray(x, np.float64 if x.dtype.kind == "f" else x.dtype)  # noqa: E731
-    return tuple(map(double, out)) if isinstance(out, tuple) else double(out)
-
-
-def unequal(graph, seed=0, tolerance=2e-5, options=None):
-    """The e-nodes whose values differ from those of their class, with their rules."""
-    snapshot, report = saturate_graph(graph, options)
-    rng = np.random.default_rng(seed)
-    inputs = {k: random_input(n, rng) for k, n in enumerate(graph.inputs)}
-    found = []
-    with np.errstate(all="ignore"):
-        values = class_values(snapshot, inputs)
-        for i, cls in enumerate(snapshot.cls):
-            a, b = enode_value(snapshot, i, values, inputs), values[cls]
-            pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
-            if not all(close(x, y, tolerance) for x, y in pairs):
-                found.append((snapshot.ops[i].name, snapshot.rule[i]))
-    return found, snapshot, report
-
-
-def close(x, y, tolerance):
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    finite = np.isfinite(x) & np.isfinite(y)
-    if x.shape != y.shape or not np.array_equal(x[~finite], y[~finite], equal_nan=True):
-        return False
-    size = 1e-3 + np.abs(y[finite]).max(initial=0.0)
-    return np.abs(x[finite] - y[finite]).max(initial=0.0) <= tolerance * size
 
 
 # Programs in and out
@@ -116,7 +63,14 @@ def everything(x, i, b):
 
 
 def special(x):
-    return x * -0.0, x + math.nan, x + math.inf, eg.maximum(x, -math.inf), x * 0.1, eg.array([[1.0, -0.0]]) * x
+    return (
+        x * -0.0,
+        x + math.nan,
+        x + math.inf,
+        eg.maximum(x, -math.inf),
+        x * 0.1,
+        eg.array([[1.0, -0.0]]) * x,
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,11 +88,16 @@ def test_a_program_without_rules_comes_back_as_it_was(function, types):
     plain = from_nodes(list(graph.outputs))
 
     def content(s):
-        return Counter((s.ops[i], s.types[s.cls[i]], tuple(s.types[k] for k in s.kids[i])) for i in range(len(s.ops)))
+        return Counter(
+            (s.ops[i], s.types[s.cls[i]], tuple(s.types[k] for k in s.kids[i]))
+            for i in range(len(s.ops))
+        )
 
     kept = content(snapshot) - content(plain)
     assert content(plain) - content(snapshot) == Counter()
-    assert {s[0].kind for s in kept} <= {Kind.LITERAL, Kind.MOVE}, "only spellings of numbers are added"
+    assert {s[0].kind for s in kept} <= {Kind.LITERAL, Kind.MOVE}, (
+        "only spellings of numbers are added"
+    )
     assert [snapshot.types[c] for c in snapshot.roots] == [n.type for n in graph.outputs]
     for node, cls in snapshot.class_of.items():
         assert snapshot.types[cls] == node.type
@@ -160,7 +119,11 @@ def test_minus_zero_is_not_zero():
     graph = trace(lambda x: (x * 0.0, x * -0.0), parse_type("f32[3]"))
     snapshot, _ = saturate_graph(graph)
     assert len(set(snapshot.roots)) == 2
-    signs = {math.copysign(1, op.value) for op in snapshot.ops if op.kind is Kind.LITERAL and op.value == 0}
+    signs = {
+        math.copysign(1, op.value)
+        for op in snapshot.ops
+        if op.kind is Kind.LITERAL and op.value == 0
+    }
     assert signs == {1.0, -1.0}
 
 
@@ -178,7 +141,7 @@ def test_all_of_a_training_step_is_equal():
     found, snapshot, report = unequal(gpt_step(2, 8, 2, 6, 11))
     assert found == []
     assert report.recognized["attention"] == (2, 2)
-    assert len(snapshot.ops) > 1.5 * len(snapshot.class_of)
+    assert len(snapshot.ops) > 1.2 * len(snapshot.class_of)
 
 
 def resnet_block(x, w1, w2, s, b):
@@ -188,28 +151,57 @@ def resnet_block(x, w1, w2, s, b):
 
 def test_all_of_a_convolution_step_is_equal():
     types = ["f32[2, 3, 5, 5]", "f32[3, 3, 3, 3]", "f32[3, 3, 3, 3]", "f32[3]", "f32[3]"]
-    graph = trace(lambda *a: eg.value_and_grad(resnet_block, (0, 1, 2, 3, 4))(*a), *map(parse_type, types))
+    step = eg.value_and_grad(resnet_block, (0, 1, 2, 3, 4))
+    graph = trace(step, *map(parse_type, types))
     assert unequal(graph, tolerance=1e-4)[0] == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+UNARY = (
+    eg.negative,
+    eg.exp,
+    eg.tanh,
+    eg.transpose,
+    lambda x: x.T.T,
+    lambda x: 1.0 / (1.0 + eg.exp(-x)),
+    lambda x: x * 2.0,
+    lambda x: 1.0 - x,
+    lambda x: x / 4.0,
+    lambda x: softmax(x, -1),
+    lambda x: x.reshape((-1,)).reshape(x.shape),
+    lambda x: eg.sum(x, 1, keepdims=True) + x * 0.0,
+    lambda x: eg.where(x > 0, x, 0.0),
+)
+BINARY = (
+    eg.add,
+    eg.subtract,
+    eg.multiply,
+    lambda a, b: a / (eg.abs(b) + 1.0),
+    eg.matmul,
+    eg.maximum,
+)
+
+
+# the last four hold values that are 0 without being known to be: x - x, x * 0, their multiples
+@pytest.mark.parametrize("seed", [*range(8), 50, 61, 115, 118])
 def test_random_programs_stay_equal(seed):
     rng = np.random.default_rng(seed)
-    unary = [eg.negative, eg.exp, eg.tanh, lambda x: x.T, lambda x: x.T.T, lambda x: 1.0 / (1.0 + eg.exp(-x)), lambda x: x * 2.0, lambda x: 1.0 - x,
-             lambda x: x / 4.0, lambda x: softmax(x, -1), lambda x: x.reshape((-1,)).reshape(x.shape),
-             lambda x: eg.sum(x, 1, keepdims=True) + x * 0.0, lambda x: eg.where(x > 0, x, 0.0)]  # fmt: skip
-    binary = [eg.add, eg.subtract, eg.multiply, lambda a, b: a / (eg.abs(b) + 1.0), eg.matmul, eg.maximum]
 
     def program(a, b):
         values = [a, b]
         for _ in range(14):
             k, j = rng.integers(0, len(values), 2)
-            f = unary[rng.integers(len(unary))] if rng.random() < 0.6 else binary[rng.integers(len(binary))]
-            values.append(f(values[k]) if f in unary else f(values[k], values[j]))
+            if rng.random() < 0.6:
+                values.append(UNARY[rng.integers(len(UNARY))](values[k]))
+            else:
+                values.append(BINARY[rng.integers(len(BINARY))](values[k], values[j]))
         return eg.mean(values[-1] + values[-2] * 0.5)
 
-    graph = trace(lambda a, b: eg.value_and_grad(program, (0, 1))(a, b), *map(parse_type, ["f32[4, 4]"] * 2))
-    assert unequal(graph, seed, 1e-4)[0] == []
+    step = eg.value_and_grad(program, (0, 1))
+    graph = trace(step, *map(parse_type, ["f32[4, 4]"] * 2))
+    found, snapshot, report = unequal(graph, seed, 1e-4)
+    assert found == []
+    assert report.stop == "saturated"
+    assert len(snapshot.ops) < 10 * len(graph.nodes())
 
 
 # What is found
@@ -244,108 +236,14 @@ def test_twelve_layers_take_little_time():
     assert took < 4, f"{took:.1f} s of processor time"
 
 
-T = lambda x: x.swapaxes(-1, -2)  # noqa: E731
-
-
-def causal(n, offset=0):
-    return eg.arange(n)[:, None] + offset >= eg.arange(n)[None, :]
-
-
-def over(s, v, normalize=softmax):
-    return normalize(s, -1) @ v
-
-
-SPELLINGS = {
-    "plain": lambda q, k, v: over(q @ T(k), v),
-    "scaled scores": lambda q, k, v: over(q @ T(k) * 0.3, v),
-    "scaled query": lambda q, k, v: over((q * 0.3) @ T(k), v),
-    "scaled key": lambda q, k, v: over(q @ T(k * 0.3), v),
-    "both scaled": lambda q, k, v: over((q * 0.5) @ T(k * 0.7), v),
-    "divided": lambda q, k, v: over(q @ T(k) / math.sqrt(3), v),
-    "divided query": lambda q, k, v: over((q / math.sqrt(3)) @ T(k), v),
-    "causal, huge": lambda q, k, v: over(eg.where(causal(5), q @ T(k) * 0.3, -1e9), v),
-    "causal, infinite": lambda q, k, v: over(eg.where(causal(5), q @ T(k) * 0.3, -math.inf), v),
-    "future": lambda q, k, v: over(eg.where(eg.arange(5)[None, :] > eg.arange(5)[:, None], -math.inf, q @ T(k) / 2.0), v),
-    "added": lambda q, k, v: over(q @ T(k) * 0.3 + eg.where(causal(5), 0.0, -1e9), v),
-    "carried": lambda q, k, v: over(eg.where(eg.array(np.tri(5, dtype=bool)), q @ T(k), -math.inf), v),
-    "exp of log": lambda q, k, v: over(eg.where(causal(5), q @ T(k) * 0.3, -1e9), v, lambda s, a: eg.exp(log_softmax(s, a))),
-    "softcap": lambda q, k, v: over(eg.tanh(q @ T(k) * 0.5 / 5.0) * 5.0, v),
-    "library": lambda q, k, v: A(q, k, v, causal=True),
-    "library, window": lambda q, k, v: A(q, k, v, causal=True, window=2),
-    "library, capped window": lambda q, k, v: A(q, k, v, causal=True, window=2, softcap=3.0),
-    "einsum": lambda q, k, v: einsum("...qk,...kd->...qd", softmax(einsum("...qd,...kd->...qk", q, k) * 0.5, -1), v),
-}  # fmt: skip
-
-
-def attention_step(function, types, wrt=3):
-    numbers = tuple(range(wrt))
-    loss = lambda *a: eg.sum(function(*a) ** 2)  # noqa: E731
-    return trace(lambda *a: eg.value_and_grad(loss, numbers)(*a), *map(parse_type, types))
-
-
-@pytest.mark.parametrize(
-    ("name", "batch"),
-    [*((name, "2, 2, ") for name in SPELLINGS), *(("library", b) for b in ("", "2, ", "2, 1, 2, "))],
-)
-def test_attention_is_found_however_it_is_written(name, batch):
-    found, _, report = unequal(attention_step(SPELLINGS[name], [f"f32[{batch}5, 3]"] * 3))
-    assert report.recognized["attention"] == (1, 1)
-    assert report.recognized["attention backward"] == (1, 1)
-    assert found == []
-
-
-QKV = ["f32[2, 2, 5, 3]"] * 3
-WITH_OPERANDS = {
-    "mask": (lambda q, k, v, m: A(q, k, v, m), [*QKV, "bool[2, 1, 1, 5]"], (False, 0, 0, "mask")),
-    "mask and causal": (lambda q, k, v, m: A(q, k, v, m, causal=True), [*QKV, "bool[2, 1, 1, 5]"], (True, 0, 0, "mask")),
-    "bias and causal": (lambda q, k, v, m: A(q, k, v, m, causal=True), [*QKV, "f32[2, 2, 5, 5]"], (True, 0, 0, "bias")),
-    "grouped heads": (lambda q, k, v: A(q, k, v, causal=True), ["f32[2, 4, 5, 3]", *["f32[2, 2, 5, 3]"] * 2], (True, 0, 0, "none")),
-    "keys before": (lambda q, k, v: A(q, k, v, causal="bottom-right"), ["f32[2, 3, 3]", *["f32[2, 5, 3]"] * 2], (True, 2, 0, "none")),
-    "rows without keys": (lambda q, k, v: A(q, k, v, causal="bottom-right"), ["f32[5, 3]", *["f32[3, 3]"] * 2], (True, -2, 0, "none")),
-    "window": (lambda q, k, v: A(q, k, v, causal=True, window=2), QKV, (True, 0, 2, "none")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WITH_OPERANDS)
-def test_masks_biases_and_offsets_are_kept(name):
-    function, types, options = WITH_OPERANDS[name]
-    found, snapshot, report = unequal(attention_step(function, types))
-    assert found == []
-    assert report.recognized["attention backward"] == (1, 1)
-    ops = [op for op in snapshot.ops if op.name == "attention"]
-    assert {(op.causal, op.offset, op.window, op.extra) for op in ops} == {options}
-
-
-NOT_ATTENTION = {
-    "NaN for rows without keys": (lambda q, k, v, m: over(eg.where(m, q @ T(k), -math.inf), v), [*QKV, "bool[2, 2, 5, 5]"]),
-    "the mean for rows without keys": (lambda q, k, v, m: over(eg.where(m, q @ T(k), -1e9), v), [*QKV, "bool[2, 2, 5, 5]"]),
-    "the first query sees nothing": (lambda q, k, v: over(eg.where(causal(5, -1), q @ T(k), -1e9), v), QKV),
-    "hidden scores count": (lambda q, k, v: over(eg.where(causal(5), q @ T(k), -10.0), v), QKV),
-    "a bias may be -inf": (lambda q, k, v, m: over(q @ T(k) + m, v), [*QKV, "f32[2, 2, 5, 5]"]),
-    "softmax over queries": (lambda q, k, v: softmax(q @ T(k), -2) @ v, QKV),
-    "dropout": (lambda q, k, v, m: (softmax(q @ T(k), -1) * m) @ v, [*QKV, "f32[2, 2, 5, 5]"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NOT_ATTENTION)
-def test_what_is_not_attention_stays_as_it_is(name):
-    function, types = NOT_ATTENTION[name]
-    found, snapshot, _ = unequal(attention_step(function, types))
-    assert found == []
-    assert not any(isinstance(t, TupleType) for t in snapshot.types)
-
-
-def test_a_bias_becomes_attention_when_asked_for():
-    function, types = NOT_ATTENTION["a bias may be -inf"]
-    found, _, report = unequal(attention_step(function, types), options=Options(relaxed=True))
-    assert found == []
-    assert report.recognized["attention backward"] == (1, 1)
-
-
 def test_views_are_symmetric():
     graph = trace(lambda x: (x.T, x.reshape((6,))), parse_type("f32[2, 3]"))
     snapshot, _ = saturate_graph(graph)
-    of_x = {op.name for op, cls in zip(snapshot.ops, snapshot.cls) if cls == snapshot.class_of[graph.inputs[0]]}
+    of_x = {
+        op.name
+        for op, cls in zip(snapshot.ops, snapshot.cls)
+        if cls == snapshot.class_of[graph.inputs[0]]
+    }
     assert of_x == {"input", "transpose", "reshape"}
 
 
@@ -354,7 +252,10 @@ def test_views_are_symmetric():
 AC = tuple(
     Rule(f"{name}-{op.lower()}", "extra", left.replace("@", op), right.replace("@", op))
     for op in ("Add", "Mul")
-    for name, left, right in (("comm", "(@ a b)", "(@ b a)"), ("assoc", "(@ (@ a b) c)", "(@ a (@ b c))"))
+    for name, left, right in (
+        ("comm", "(@ a b)", "(@ b a)"),
+        ("assoc", "(@ (@ a b) c)", "(@ a (@ b c))"),
+    )
 )
 
 
@@ -365,7 +266,9 @@ def test_explosive_rules_are_held_back():
 
 
 def test_the_row_bound_stops_saturation():
-    long_sum = trace(lambda x: eg.sum(sum((x * float(k) for k in range(2, 30)), x)), parse_type("f32[4]"))
+    long_sum = trace(
+        lambda x: eg.sum(sum((x * float(k) for k in range(2, 30)), x)), parse_type("f32[4]")
+    )
     _, report = saturate_graph(long_sum, Options(extra=AC, max_rows=500))
     assert "row bound" in report.stop
 
@@ -404,8 +307,11 @@ def test_a_deep_program_needs_no_deep_stack():
 
 
 def test_report_of_attention(golden):
-    graph = attention_step(SPELLINGS["library"], ["f32[2, 4, 8]"] * 3)
-    _, report = saturate_graph(graph.replace(name="attention"))
+    def attention(q, k, v):
+        return eg.sum(A(q, k, v, causal=True) ** 2)
+
+    step = eg.value_and_grad(attention, (0, 1, 2))
+    _, report = saturate_graph(trace(step, *map(parse_type, ["f32[2, 4, 8]"] * 3)))
     golden(report.text())
 
 
@@ -428,8 +334,9 @@ print(hashlib.sha256(text.encode()).hexdigest())
 
 def test_the_same_program_gives_the_same_e_graph():
     code = DETERMINISM.format(tests=os.path.dirname(__file__))
-    runs = [
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
-        for seed in ("0", "1", "random")
-    ]  # fmt: skip
-    assert len({run.stdout for run in runs}) == 1
+    runs = set()
+    for seed in ("0", "1", "random"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code]
+        runs.add(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+    assert len(runs) == 1

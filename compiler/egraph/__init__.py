@@ -1,4 +1,6 @@
-"""The e-graph: a program saturated with rewrite rules, from which extraction takes the cheapest form."""
+"""The e-graph: a program saturated with rewrite rules, from which extraction takes the cheapest
+form.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapsh
 def _makers(
     program: Sequence[Node], equations: Sequence[tuple[str, Node, Node]]
 ) -> dict[Node, str]:
-    """The nodes that rules about the whole program add, operands first, and the rule that made each."""
+    """The nodes that rules about the whole program add, operands first, and the rule that made
+    each.
+    """
     known = set(program)
     made: dict[Node, str] = {}
     for rule, _, new in equations:
@@ -97,7 +101,9 @@ def _fill(report: EGraphReport, runs: list[Run], frozen: Frozen) -> None:
 
 
 def recognized(frozen: Frozen) -> dict[str, tuple[int, int]]:
-    """How many values carry each name that is reported, and of how many candidates where that is known."""
+    """How many values carry each name that is reported, and of how many candidates where that is
+    known.
+    """
     found: dict[str, set[Class]] = {}
     for stone in NAMED.values():
         if stone.report:
@@ -112,7 +118,9 @@ def recognized(frozen: Frozen) -> dict[str, tuple[int, int]]:
 
 
 def _attention(frozen: Frozen, softmax: set[Class]) -> dict[str, tuple[int, int]]:
-    """Kernels of attention against softmaxes that are the left operand of a product, and their gradients."""
+    """Kernels of attention against softmaxes that are the left operand of a product, and their
+    gradients.
+    """
     results: dict[Class, int] = {}
     for enode in frozen.enodes:
         if isinstance(enode.op, Get):

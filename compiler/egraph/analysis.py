@@ -1,8 +1,9 @@
-"""What the e-graph knows of a class: `shape`, `dtype`, and `uniform`, the number that all its elements are.
+"""What the e-graph knows of a class: `shape`, `dtype`, and `uniform`, the number that all its
+elements are.
 
-`shape` and `dtype` allow no merging, so a rule that equates values of different types fails loudly. Their rules restate
-`Op.infer` in the engine's arithmetic for the ops that rules may create; the others' types are stated when a program is
-inserted.
+`shape` and `dtype` allow no merging, so a rule that equates values of different types fails loudly.
+Their rules restate `Op.infer` in the engine's arithmetic for the ops that rules may create; the
+others' types are stated when a program is inserted.
 """
 
 from __future__ import annotations
@@ -30,9 +31,18 @@ FUNCTIONS = (
     "(relation signed (String))",
     "(relation power-of-two (f64))",
 )
-# numbers of constants; NaN and overflow of the engine's doubles match nothing
+# Numbers of constants. One that is an operand's is left alone: 0 and the infinities would be equal
+# to their own
+# multiples, and the engine takes 0 and -0 for one.
+_NEW = "(!= c a) (!= c b) (= d (dtype root)) (float d)"
 FOLDS = {"Add": "(+ a b)", "Sub": "(- a b)", "Mul": "(* a b)", "Div": "(/ a b)"}
-_SAME_DTYPE = (Kind.ELEMENTWISE, Kind.REDUCE, Kind.CONTRACT, Kind.MOVE)  # as an operand's, unless they say otherwise
+_SAME_DTYPE = (
+    Kind.ELEMENTWISE,
+    Kind.REDUCE,
+    Kind.CONTRACT,
+    Kind.MOVE,
+)  # as an operand's, unless they say otherwise
+SPELLS = ("Reshape", "Broadcast")  # with literals, how numbers of a shape are written
 SAME_NUMBER = ("Reshape", "Broadcast", "Transpose", "Slice", "Flip", "StopGradient", "Identity")
 
 
@@ -46,7 +56,9 @@ def derived() -> frozenset[str]:
 
 
 def facts(perms: Iterable[tuple[int, ...]] = ()) -> list[str]:
-    """Tables by rank; inverses of all permutations up to rank 4, and of the given ones and their inverses."""
+    """Tables by rank; inverses of all permutations up to rank 4, and of the given ones and their
+    inverses.
+    """
     out = ['(float "f32")', '(float "f16")', '(signed "f32")', '(signed "i32")']
     out += [
         f"(power-of-two {float_text(sign * 2.0**k)})" for k in range(-16, 17) for sign in (1, -1)
@@ -75,7 +87,7 @@ def rules(declared: Container[str]) -> list[str]:
         if op in declared
     ]
     out += [
-        _rule(f"(= root ({op} x y)) (= a (uniform x)) (= b (uniform y)) (= c {number}) (= d (dtype root)) (float d)",
+        _rule(f"(= root ({op} x y)) (= a (uniform x)) (= b (uniform y)) (= c {number}) {_NEW}",
               "(set (uniform root) c)")
         for op, number in FOLDS.items()
         if op in declared
@@ -85,25 +97,38 @@ def rules(declared: Container[str]) -> list[str]:
         for op, relation in BY_CONSTANT.items()
         if op in declared
     ]
+    out += [
+        _settle(family)
+        for family in known
+        if family.kind in _SAME_DTYPE and family.name not in SPELLS
+    ]
     if "Neg" in declared:
-        out.append(
-            _rule(
-                "(= root (Neg x)) (= a (uniform x)) (= d (dtype root)) (float d)",
-                "(set (uniform root) (neg a))",
-            )
-        )
+        premises = f"(= root (Neg x)) (= a (uniform x)) (= b a) (= c (neg a)) {_NEW}"
+        out.append(_rule(premises, "(set (uniform root) c)"))
+    full = "(= root (Full v d s))"
     out += [
         _rule("(= root (Literal v d))", "(set (uniform root) v) (set (shape root) (vec-empty))"),
-        _rule("(= root (Full v d s))", "(set (uniform root) v) (set (dtype root) d) (set (shape root) s)"),
+        _rule(full, "(set (uniform root) v) (set (dtype root) d) (set (shape root) s)"),
         # every constant of one number, dtype and shape is one class
-        _rule("(= v (uniform root)) (= d (dtype root)) (= s (shape root))", "(union root (Full v d s))"),
-        _rule("(= root (Full v d s)) (= 0 (vec-length s))", "(union root (Literal v d))"),
-        _rule("(= root (Full v d s)) (= n (vec-length s)) (!= n 0) (= s (ones n))",
+        _rule("(= v (uniform root)) (= d (dtype root)) (= s (shape root))",
+              "(union root (Full v d s))"),
+        _rule(f"{full} (= 0 (vec-length s))", "(union root (Literal v d))"),
+        _rule(f"{full} (= n (vec-length s)) (!= n 0) (= s (ones n))",
               "(union root (Reshape (Literal v d) s))"),
-        _rule("(= root (Full v d s)) (= n (vec-length s)) (= o (ones n)) (!= s o)",
+        _rule(f"{full} (= n (vec-length s)) (= o (ones n)) (!= s o)",
               "(union root (Broadcast (Full v d o) s))"),
     ]  # fmt: skip
     return out
+
+
+def _settle(family: Family) -> str:
+    """A value that is known to be one number is not rewritten any more: what computes it stops to
+    match.
+    """
+    term = (
+        f"({' '.join([family.name, *(f'x{i}' for i in range(family.least)), _names(family.name)])})"
+    )
+    return _rule(f"(= root {term}) (= c (uniform root))", f"(subsume {term})")
 
 
 def _rule(premises: str, actions: str) -> str:
@@ -156,12 +181,17 @@ def _shapes(family: Family) -> Iterator[tuple[str, str]]:
                 yield f"(= {rank} (vec-length a-perm))", f"(vec-of {items})"
         case Kind.MOVE, "Slice":
             for rank in RANKS:
-                items = " ".join(
-                    f"(/ (+ (- (vec-get a-stop {k}) (vec-get a-start {k})) (- (vec-get a-step {k}) 1)) (vec-get a-step {k}))"
-                    for k in range(rank)
+                yield (
+                    f"(= {rank} (vec-length s))",
+                    f"(vec-of {' '.join(map(_sliced, range(rank)))})",
                 )
-                yield f"(= {rank} (vec-length s))", f"(vec-of {items})"
         case Kind.MOVE, "Flip":
             yield "", "s"
         case _:
             return
+
+
+def _sliced(axis: int) -> str:
+    """The length of a slice: (stop - start + step - 1) / step."""
+    start, stop, step = (f"(vec-get a-{name} {axis})" for name in ("start", "stop", "step"))
+    return f"(/ (+ (- {stop} {start}) (- {step} 1)) {step})"

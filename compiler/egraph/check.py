@@ -1,4 +1,5 @@
-"""Rules on samples: both sides on values, and whether the engine takes the left side to the right one.
+"""Rules on samples: both sides on values, and whether the engine takes the left side to the right
+one.
 
 The rule's own text is what is evaluated, so nothing is declared twice.
 """
@@ -19,7 +20,7 @@ from ..ops.move import inverse
 from ..reference import evaluate
 from ..types import DType, TupleType, bool_, f32, parse_type
 from .engine import Engine
-from .language import SORT_OF, Form, form_of, integers_text, string_text
+from .language import SORT_OF, Form, float_text, form_of, integers_text, string_text
 from .patterns import Rule, Term, forms_in, head_form, is_constant, is_number, operand_count, parse
 from .rules.named import NAMED
 from .saturate import language_of, prepare
@@ -30,7 +31,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b if isinstance(a, float) else int(a / b),
+    "/": lambda a, b: math.nan if b == 0 else a / b if isinstance(a, float) else int(a / b),
     "%": math.fmod,
     "neg": lambda a: -a,
     "abs": abs,
@@ -71,7 +72,9 @@ class Made:
 
 @dataclass
 class Sample:
-    """A rule with values for its variables. `positive` are the inputs that must not be negative or zero."""
+    """A rule with values for its variables. `positive` are the inputs that must not be negative or
+    zero.
+    """
 
     rule: Rule
     given: Mapping[str, Any]
@@ -95,7 +98,7 @@ class Sample:
         return self.value(parse(self.rule.right))
 
     def bind(self, name: str, value: Any) -> None:
-        """Give a variable a value, an array of a type (`f32[3, 4]`) or a term of other variables."""
+        """Give a variable a value, an array of a type (`f32[3, 4]`) or a term of other ones."""
         if isinstance(value, str) and value.startswith("("):
             value = self.value(parse(value))
         elif isinstance(value, str) and value.endswith("]"):
@@ -182,14 +185,17 @@ class Sample:
 
     def _op(self, form: Form, operands: list[Made], attributes: list[Any]) -> Made:
         self.forms.add(form)
-        typed = [float(v) if sort.name == "f64" else v for v, (_, sort) in zip(attributes, form.family.fields)]
+        typed = [
+            float(v) if sort.name == "f64" else v
+            for v, (_, sort) in zip(attributes, form.family.fields)
+        ]
         values = {name: v for v, (name, _) in zip(typed, form.family.fields)}
         node = make(form.family.entry(**values), *(o.node for o in operands))
         texts = [sort.text(v) for v, (_, sort) in zip(typed, form.family.fields)]
         return self._made(node, f"({' '.join([form.name, *(o.text for o in operands), *texts])})")
 
     def _operands(self, term: Term, count: int) -> list[Made]:
-        """Operands; a number takes the type of the operand beside it, and is bool as a condition."""
+        """Operands; a number takes the type of the one beside it, and is bool as a condition."""
         items = term[1 : 1 + count]
         known = {k: self.value(t) for k, t in enumerate(items) if not is_constant(t)}
         if len(known) == count:
@@ -207,8 +213,8 @@ class Sample:
         return out
 
     def _full(self, value: float, shape: tuple[int, ...], dtype: DType) -> Made:
-        text = f"(Full {SORT_OF[float].text(float(value))} {string_text(dtype.name)} {integers_text(shape)})"
-        return self._made(full(value, shape, dtype), text)
+        attributes = (float_text(float(value)), string_text(dtype.name), integers_text(shape))
+        return self._made(full(value, shape, dtype), f"(Full {' '.join(attributes)})")
 
     def _made(self, node: Node, text: str) -> Made:
         self.made.append(Made(node, text))
@@ -238,7 +244,9 @@ def check_rule(rule: Rule, seed: int = 0) -> float:
     for one in samples(rule):
         left, right = one.left().node, one.right().node
         if one.unmet or left.type != right.type:
-            raise IRError(f"rule {rule.name}: {left!r} and {right!r} differ, or {one.unmet} do not hold")
+            raise IRError(
+                f"rule {rule.name}: {left!r} and {right!r} differ, or {one.unmet} do not hold"
+            )
         graph = Graph(rule.base, tuple(one.inputs), (left, right))
         a, b = (np.asarray(v, np.float64) for v in evaluate(graph, one.arrays(seed), np.float64))
         both = np.isfinite(a) & np.isfinite(b)
@@ -250,7 +258,8 @@ def check_rule(rule: Rule, seed: int = 0) -> float:
 
 
 def fires(rule: Rule, values: Mapping[str, Any]) -> bool:
-    """Whether the engine, given the left side for these values, matches the rule and so equates both sides.
+    """Whether the engine, given the left side for these values, matches the rule and so equates
+    both sides.
 
     Conditions may be false for the values: then they must keep the rule from matching.
     """

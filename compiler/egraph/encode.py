@@ -1,4 +1,4 @@
-"""From a graph to the e-graph: one short command a node, `(set (node 12) (Add (node 3) (node 5)))`."""
+"""From a graph to the e-graph: a short command a node, `(set (node 3) (Add (node 1) (node 2)))`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from ..types import TupleType
 from .engine import Engine
 from .language import form_of, integers_text, string_text
 
-STATED = 24  # a node at each multiple of this depth states its type, so that types are known after few rounds
+# A node at each multiple of this depth states its type, so that all are known after few rounds.
+STATED = 24
 
 
 def encode(engine: Engine, nodes: Sequence[Node], derived: frozenset[str]) -> dict[Node, int]:
-    """Insert nodes (operands first); the number of each. `derived` are the constructors whose types rules derive."""
+    """Insert nodes (operands first); the number of each. `derived` are the constructors whose types
+    rules derive.
+    """
     number: dict[Node, int] = {}
     depth: dict[Node, int] = {}
     for node in nodes:

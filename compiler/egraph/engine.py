@@ -1,4 +1,6 @@
-"""The egglog engine behind a few calls; the only module that knows its two supported versions apart (13.2 and 14)."""
+"""The egglog engine behind a few calls; the only module that knows its two supported versions apart
+(13.2 and 14).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Step:
 
 
 class Engine:
-    """One e-graph. Texts must be short: version 13.2 copies the source of a program into every span of it."""
+    """One e-graph. Texts must be short: version 13.2 copies the source of a program into every span
+    of it.
+    """
 
     def __init__(self) -> None:
         self._egraph: Any = bindings.EGraph()
@@ -35,7 +39,7 @@ class Engine:
             return self._egraph.run_program(*self._egraph.parse_program(text))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - a panic of the engine is no Exception
+        except BaseException as error:
             raise CompileError(f"the e-graph refused {text[:200]}: {error}") from error
 
     def step(self, schedule: str) -> Step:

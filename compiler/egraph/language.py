@@ -1,7 +1,9 @@
-"""The e-graph's language, generated from the op declarations: a constructor for each op, attributes by their Python types.
+"""The e-graph's language, generated from the op declarations: a constructor for each op, attributes
+by their Python types.
 
-An op class (or an entry of the elementwise and reduction tables) is a `Family`; with a number of operands it is a `Form`,
-which is one constructor: `(Add T T)`, `(Transpose T Ints)`, `(Concat3 T T T i64)`.
+An op class (or an entry of the elementwise and reduction tables) is a `Family`; with a number of
+operands it is a `Form`, which is one constructor: `(Add T T)`, `(Transpose T Ints)`, `(Concat3 T T
+T i64)`.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from ..errors import IRError
 from ..ir import Kind, Op
 from ..ops import fused as _fused  # noqa: F401 - its ops are part of the language
 from ..ops.elementwise import ELEMENTWISE, Elementwise
+from ..ops.leaf import literal
 from ..ops.reduce import COMBINES, Reduce
+from ..types import DTYPES
 from .engine import Engine
 
 SORTS = ("(sort T)", "(sort Tup)", "(sort Ints (Vec i64))")
-# 0.0 and -0.0 are one number to the engine; the least double stands for -0.0, which no f32 or f16 is near
+# 0.0 and -0.0 are one number to the engine; the least double stands for -0.0, which no f32 or f16
+# is near
 _MINUS_ZERO = -5e-324
 
 
@@ -68,7 +73,9 @@ SORT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An op class or table entry. `entry` makes the op of attribute values; `least` is its least number of operands."""
+    """An op class or table entry. `entry` makes the op of attribute values; `least` is its least
+    number of operands.
+    """
 
     name: str
     kind: Kind
@@ -185,7 +192,15 @@ def _plain(cls: type) -> Family:
     kind = object.__new__(cls).kind  # depends on no attribute
     parameters = list(inspect.signature(cls.infer).parameters.values())[1:]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return Family(cls.__name__, kind, len(parameters) - variadic, variadic, _fields(cls), cls, cls)
+    entry = _rounded if kind is Kind.LITERAL else cls
+    return Family(
+        cls.__name__, kind, len(parameters) - variadic, variadic, _fields(cls), entry, cls
+    )
+
+
+def _rounded(value: float, dtype: str) -> Op:
+    """A literal; the numbers that rules compute are doubles."""
+    return literal(value, DTYPES[dtype]).op
 
 
 def _fields(cls: type) -> tuple[tuple[str, Sort], ...]:
@@ -193,7 +208,6 @@ def _fields(cls: type) -> tuple[tuple[str, Sort], ...]:
     names = [f.name for f in fields(cls) if f.compare]
     for name in names:
         if hints[name] not in SORT_OF:
-            raise IRError(
-                f"{cls.__name__}.{name} needs a type that the e-graph knows ({', '.join(map(str, SORT_OF))})"
-            )
+            known = ", ".join(map(str, SORT_OF))
+            raise IRError(f"{cls.__name__}.{name} needs a type that the e-graph knows: {known}")
     return tuple((name, SORT_OF[hints[name]]) for name in names)

@@ -1,14 +1,16 @@
-"""Rules: equations between patterns, written as s-expressions, and their translation to the engine's language.
+"""Rules: equations between patterns, written as s-expressions, and their translation to the
+engine's language.
 
-A pattern is a variable, or `(Op operands... attributes...)` with the constructor names of `language`, or
-`(Named operands... attributes...)` with a stepping stone of `rules.named`. In the place of an operand
+A pattern is a variable, or `(Op operands... attributes...)` with the constructor names of
+`language`, or `(Named operands... attributes...)` with a stepping stone of `rules.named`. In the
+place of an operand
 
     2.0      is any value all of whose elements are this number,
     #c       is any value all of whose elements are one number, which the rule calls c,
     (Add* ..) matches in both orders of the operands.
 
-On the right side `(const expr x)` is the number `expr` in the shape and dtype of the variable x. Conditions are
-premises of the engine: `(= s (shape x))`, `(< c d)`, `(= p (Softmax x axes))`.
+On the right side `(const expr x)` is the number `expr` in the shape and dtype of the variable x.
+Conditions are premises of the engine: `(= s (shape x))`, `(< c d)`, `(= p (Softmax x axes))`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -25,7 +27,8 @@ from ..ir import Node
 from .language import Form, families, float_text, made_by, string_text
 
 Term = str | tuple["Term", ...]
-# relations of (result, operand, number) for operations whose second operand is a number: joins over them are small
+# relations of (result, operand, number) for operations whose second operand is a number: joins over
+# them are small
 BY_CONSTANT = {"Mul": "mul-by", "Add": "add-by", "Div": "div-by"}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]|[^\s()]+')
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf)$")
@@ -35,9 +38,10 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf)$")
 class Rule:
     """`left` = `right` whenever the conditions hold.
 
-    `samples` are values for the variables, from which the rule is checked: a text such as "f32[3, 4]" is an array of that
-    type, a tuple or number an attribute. Without samples every variable is an f32[3, 4] and a f32[2, 1, 5].
-    `relaxed` rules change rounding by more than the order of a sum does; they are off unless asked for.
+    `samples` are values for the variables, from which the rule is checked: a text such as "f32[3,
+    4]" is an array of that type, a tuple or number an attribute. Without samples every variable is
+    an f32[3, 4] and a f32[2, 1, 5]. `relaxed` rules change rounding by more than the order of a sum
+    does; they are off unless asked for.
     """
 
     name: str
@@ -52,6 +56,26 @@ class Rule:
     def base(self) -> str:
         """The name without the rank that the rule is for."""
         return self.name.partition("@")[0]
+
+
+def rules_of(theme: str) -> Callable[..., Rule]:
+    """A constructor of the rules of a theme: name, left, right, conditions."""
+
+    def rule(name: str, left: str, right: str, *when: str, relaxed: bool = False) -> Rule:
+        return Rule(name, theme, left, right, when, relaxed=relaxed)
+
+    return rule
+
+
+def with_samples(
+    rules: Iterable[Rule], samples: Mapping[str, Mapping[str, Any]]
+) -> tuple[Rule, ...]:
+    """The rules, each with its sample; keys of `samples` are names with spaces between them."""
+    known = {name: sample for names, sample in samples.items() for name in names.split()}
+    out = tuple(replace(r, samples=(known[r.name],)) if r.name in known else r for r in rules)
+    if strange := known.keys() - {r.name for r in out}:
+        raise IRError(f"there are samples for {', '.join(sorted(strange))}, which are no rules")
+    return out
 
 
 @cache
@@ -280,7 +304,9 @@ def needs_and_makes(rule: Rule) -> tuple[frozenset[str], frozenset[str]]:
 def able_to_match(
     rules: Sequence[Rule], constructors: Iterable[str]
 ) -> tuple[list[Rule], set[str]]:
-    """The rules that can match in a program with these constructors, and all constructors that may then occur."""
+    """The rules that can match in a program with these constructors, and all constructors that may
+    then occur.
+    """
     known = set(constructors)
     active: set[Rule] = set()
     while True:

@@ -1,4 +1,6 @@
-"""Saturation in phases: rules to their end, within bounds on rounds, rows and time that are checked between rounds."""
+"""Saturation in phases: rules to their end, within bounds on rounds, rows and time that are checked
+between rounds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from .engine import Engine
 from .language import SORTS, Form, families
 from .patterns import ProgramRule, Rule, able_to_match, forms_in, translate
 from .rules import PHASES, Phase, all_rules, program_rules
-from .rules.attention import FACTS
+from .rules.masks import FACTS
 from .rules.named import NAMED
 
 ROWS_A_NODE = 12  # the row bound grows with the program, up to HARD_ROWS
@@ -21,7 +23,9 @@ HARD_ROWS = 400_000
 
 @dataclass(frozen=True)
 class Options:
-    """Bounds and rules of a saturation. `relaxed` turns on rules that change rounding beyond the order of sums."""
+    """Bounds and rules of a saturation. `relaxed` turns on rules that change rounding beyond the
+    order of sums.
+    """
 
     max_rows: int = 50_000
     max_seconds: float = 20.0
@@ -64,7 +68,9 @@ ALWAYS = ("Literal", "Reshape", "Broadcast", "Select", "And", "Not")
 
 
 def language_of(program: Sequence[Form], rules: Sequence[Rule]) -> tuple[list[Form], list[Rule]]:
-    """The constructors that a program and the rules on it may need, in a fixed order, and the rules that can match."""
+    """The constructors that a program and the rules on it may need, in a fixed order, and the rules
+    that can match.
+    """
     base = {families()[name].form(families()[name].least) for name in ALWAYS}
     active, names = able_to_match(rules, {f.name for f in (*program, *base)} | {"Full"})
     made = {form for form in forms_in(active) if form.name in names}
@@ -96,7 +102,9 @@ def prepare(
     return engine
 
 
-def run_phases(engine: Engine, options: Options, nodes: int, forms: Sequence[Form], rules: Sequence[Rule]) -> list[Run]:
+def run_phases(
+    engine: Engine, options: Options, nodes: int, forms: Sequence[Form], rules: Sequence[Rule]
+) -> list[Run]:
     """Run all phases; the record of each. A bound that is hit ends the saturation."""
     deadline = time.perf_counter() + options.max_seconds
     bound = options.row_bound(nodes)

@@ -1,4 +1,6 @@
-"""From the saturated e-graph back to ops: a deterministic `Snapshot` with types and the rule behind each e-node."""
+"""From the saturated e-graph back to ops: a deterministic `Snapshot` with types and the rule behind
+each e-node.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ..ir import Kind, Node, Op
 from ..ops.move import Broadcast, Reshape
 from ..types import TupleType, Type
 from .engine import Engine
-from .language import Form, form_of, made_by
+from .language import Form, made_by
 from .rules.named import Named
 from .snapshot import Snapshot
 
@@ -32,8 +34,9 @@ class ENode:
 
 @dataclass(slots=True)
 class Frozen:
-    """The rows of an e-graph. `nodes` has the class of each inserted node, `named` the operands and class of each stepping
-    stone, `numbers` the classes all of whose elements are one number."""
+    """The rows of an e-graph. `nodes` has the class of each inserted node, `named` the operands and
+    class of each stepping stone, `numbers` the classes all of whose elements are one number.
+    """
 
     enodes: list[ENode]
     nodes: dict[int, Class]
@@ -43,7 +46,9 @@ class Frozen:
 
 def freeze(engine: Engine, forms: Sequence[Form], order: Sequence[Node], named: Iterable[Named],
            makers: Mapping[Node, str]) -> Frozen:  # fmt: skip
-    """Decode all rows. `order` are the inserted nodes; `makers` has the rules behind those that are not the program's."""
+    """Decode all rows. `order` are the inserted nodes; `makers` has the rules behind those that are
+    not the program's.
+    """
     rows = engine.freeze()
     place = {engine.integer(inputs[0]): output for inputs, output in rows["node"]}
     nodes = {i: (_sort(node), place[i]) for i, node in enumerate(order)}
@@ -130,7 +135,9 @@ def _sort(node: Node) -> str:
 
 
 def snapshot(frozen: Frozen, order: Sequence[Node], traced: int, roots: Sequence[int]) -> Snapshot:
-    """Dense numbers: classes by their first inserted node, then by discovery from there; e-nodes by class."""
+    """Dense numbers: classes by their first inserted node, then by discovery from there; e-nodes by
+    class.
+    """
     members = _members(frozen)
     number = _numbered(frozen, members, traced)
     types = _types(frozen, members, order, number)
@@ -162,7 +169,8 @@ def snapshot(frozen: Frozen, order: Sequence[Node], traced: int, roots: Sequence
 def _members(frozen: Frozen) -> dict[Class, list[ENode]]:
     """E-nodes by class, without those that need a class that only stepping stones are in.
 
-    A class that is one number keeps the e-nodes that spell it: a literal, reshaped to ones and repeated.
+    A class that is one number keeps the e-nodes that spell it: a literal, reshaped to ones and
+    repeated.
     """
     spells = (Kind.LITERAL, Kind.MOVE)
     enodes = [
@@ -251,9 +259,8 @@ def _types(frozen: Frozen, members: Mapping[Class, list[ENode]], order: Sequence
                 found = enode.op.infer(*(types[k] for k in enode.kids))  # type: ignore[arg-type]
                 known = types.setdefault(cls, found)
                 if known != found:
-                    raise CompileError(
-                        f"rule {enode.rule!r} put {enode.op.name} of type {found} into a class of type {known}"
-                    )
+                    what = f"{enode.op.name} of type {found} into a class of type {known}"
+                    raise CompileError(f"rule {enode.rule!r} put {what}")
             if pending or cls not in types:
                 later.append(cls)
         if len(later) == len(waiting):

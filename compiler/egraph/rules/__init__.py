@@ -12,8 +12,9 @@ from ..patterns import ProgramRule, Rule
 class Phase:
     """Themes that run one after the other in each round, and at most how many steps of rounds.
 
-    `backoff` (matches, rounds) is for rules that explode: one that matches more often than that in a round rests for some
-    rounds. Its steps have a few rounds each, since the engine forgets between steps which rules rest.
+    `backoff` (matches, rounds) is for rules that explode: one that matches more often than that in
+    a round rests for some rounds. Its steps have a few rounds each, since the engine forgets
+    between steps which rules rest.
     """
 
     name: str
@@ -44,15 +45,15 @@ PHASES = (
 @cache
 def all_rules() -> tuple[Rule, ...]:
     """Every rule, in the order of themes."""
-    from . import algebra, attention, contraction, movement, recognition
+    from . import algebra, attention, attention_gradient, contraction, masks, movement, recognition
 
-    modules = (algebra, movement, contraction, recognition, attention)
+    modules = (algebra, movement, contraction, recognition, masks, attention, attention_gradient)
     return tuple(rule for module in modules for rule in module.RULES)
 
 
 @cache
 def program_rules() -> tuple[ProgramRule, ...]:
     """Every rule about whole programs."""
-    from . import contraction
+    from . import programs
 
-    return contraction.PROGRAM_RULES
+    return programs.PROGRAM_RULES

@@ -1,108 +1,108 @@
-"""Movement: views compose, cancel and have inverses; reductions of moved and repeated values."""
+"""Movement: views compose, cancel and have inverses; sums of moved and repeated values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..patterns import Rule
+from ..patterns import Rule, rules_of, with_samples
 
 RANKS = range(2, 7)
+_rule = rules_of("movement")
 
 
-def _rule(name: str, left: str, right: str, *when: str, samples: tuple = ()) -> Rule:
-    return Rule(name, "movement", left, right, when, samples)
+def picked(vector: str, rank: int) -> str:
+    """The entries of a vector in the order of the permutation q."""
+    return f"(vec-of {' '.join(f'(vec-get {vector} (vec-get q {k}))' for k in range(rank))})"
 
 
-def by_rank(build: Callable[[int], Rule], ranks: range = RANKS) -> tuple[Rule, ...]:
-    return tuple(build(r) for r in ranks)
-
-
-def vector(items: Callable[[int], str], rank: int) -> str:
-    return f"(vec-of {' '.join(items(k) for k in range(rank))})"
-
-
-def _sides(rank: int) -> str:
-    return f"f32[{', '.join(str(2 + k) for k in range(rank))}]"
-
-
-def _turn(rank: int) -> tuple[int, ...]:
-    return (*range(1, rank), 0)
-
-
-def _permute_after(name: str, inner: str, right: Callable[[str], str], *when: str,
-                   sample: Callable[[int], dict]) -> tuple[Rule, ...]:  # fmt: skip
-    """(Transpose inner q) for each rank; `right` gets the vector that q picks from."""
-
-    def build(rank: int) -> Rule:
-        return _rule(f"{name}@{rank}", f"(Transpose {inner} q)", right(vector(lambda k: f"(vec-get {{}} (vec-get q {k}))", rank)),
-                     f"(= {rank} (vec-length q))", *when, samples=(sample(rank),))  # fmt: skip
-
-    return by_rank(build)
-
-
-# Two views are one, and y = view(x) makes x a view of y: so gradients of a view meet kernels' results for the value itself.
+# Two views are one, and y = view(x) makes x a view of y: so what is known of a gradient's view
+# is known of the gradient, and kernels' results meet it.
 VIEWS = (
-    *_permute_after("compose-transpose", "(Transpose x p)", lambda pick: f"(Transpose x {pick.replace('{}', 'p')})",
-                    "(= n (inverse-perm p))", "(!= q n)",
-                    sample=lambda r: {"x": _sides(r), "p": _turn(r), "q": _turn(r) if r > 2 else (0, 1)}),
-    _rule("cancel-transpose", "(Transpose (Transpose x p) q)", "x", "(= q (inverse-perm p))",
-          samples=({"x": "f32[2, 3, 4]", "p": (1, 2, 0), "q": (2, 0, 1)},)),
-    _rule("drop-transpose",   "(Transpose x p)", "x", "(= n (vec-length p))", "(= p (identity-perm n))",
-          samples=({"x": "f32[2, 3]", "p": (0, 1)},)),
-    _rule("invert-transpose", "x", "(Transpose y q)", "(= y (Transpose x p))", "(= q (inverse-perm p))",
-          samples=({"x": "f32[2, 3, 4]", "p": (1, 2, 0)},)),
-    _rule("compose-reshape",  "(Reshape (Reshape x s) t)", "(Reshape x t)", "(!= t (shape x))",
-          samples=({"x": "f32[2, 6]", "s": (12,), "t": (3, 4)},)),
-    _rule("cancel-reshape",   "(Reshape (Reshape x s) t)", "x", "(= t (shape x))",
-          samples=({"x": "f32[2, 6]", "s": (12,), "t": (2, 6)},)),
-    _rule("drop-reshape",     "(Reshape x s)", "x", "(= s (shape x))", samples=({"x": "f32[2, 6]", "s": (2, 6)},)),
-    _rule("invert-reshape",   "x", "(Reshape y s)", "(= y (Reshape x t))", "(= s (shape x))",
-          samples=({"x": "f32[2, 6]", "t": (3, 4)},)),
-    _rule("compose-broadcast", "(Broadcast (Broadcast x s) t)", "(Broadcast x t)",
-          samples=({"x": "f32[1, 1, 4]", "s": (1, 3, 4), "t": (2, 3, 4)},)),
-    _rule("drop-broadcast",   "(Broadcast x s)", "x", "(= s (shape x))", samples=({"x": "f32[2, 6]", "s": (2, 6)},)),
-    *_permute_after("transpose-broadcast", "(Broadcast x s)",
-                    lambda pick: f"(Broadcast (Transpose x q) {pick.replace('{}', 's')})",
-                    sample=lambda r: {"x": f"f32[1{', 3' * (r - 1)}]", "s": (2, *(3,) * (r - 1)), "q": _turn(r)}),
+    _rule("cancel-transpose",  "(Transpose (Transpose x p) q)", "x", "(= q (inverse-perm p))"),
+    _rule("drop-transpose",    "(Transpose x p)", "x", "(= n (vec-length p))",
+          "(= p (identity-perm n))"),
+    _rule("invert-transpose",  "x", "(Transpose y q)", "(= y (Transpose x p))",
+          "(= q (inverse-perm p))"),
+    _rule("compose-reshape",   "(Reshape (Reshape x s) t)", "(Reshape x t)", "(!= t (shape x))"),
+    _rule("cancel-reshape",    "(Reshape (Reshape x s) t)",     "x", "(= t (shape x))"),
+    _rule("drop-reshape",      "(Reshape x s)",                 "x", "(= s (shape x))"),
+    _rule("invert-reshape",    "x", "(Reshape y s)", "(= y (Reshape x t))", "(= s (shape x))"),
+    _rule("compose-broadcast", "(Broadcast (Broadcast x s) t)", "(Broadcast x t)"),
+    _rule("drop-broadcast",    "(Broadcast x s)",               "x", "(= s (shape x))"),
 )  # fmt: skip
 
-_VIEWED = ({"x": "f32[2, 6]", "v": (1, 0), "c": 0.5},)
-_SHAPED = ({"x": "f32[2, 6]", "v": (3, 4), "c": 0.5},)
-_SPREAD = ({"x": "f32[2, 1]", "v": (2, 6), "c": 0.5},)
+TRANSPOSES = tuple(
+    rule
+    for r in RANKS
+    for rule in (
+        _rule(f"compose-transpose@{r}", "(Transpose (Transpose x p) q)",
+              f"(Transpose x {picked('p', r)})", f"(= {r} (vec-length q))",
+              "(= n (inverse-perm p))", "(!= q n)"),
+        _rule(f"transpose-broadcast@{r}", "(Transpose (Broadcast x s) q)",
+              f"(Broadcast (Transpose x q) {picked('s', r)})", f"(= {r} (vec-length q))"),
+    )
+)  # fmt: skip
+
 # Numbers move out of views, so that they meet the numbers and products around them.
 SCALES = tuple(
-    _rule(f"{view.lower()}-{op.lower()}-constant", f"({view} ({op} x #c) v)", f"({op} ({view} x v) (const c root))", samples=samples)
-    for view, samples in (("Transpose", _VIEWED), ("Reshape", _SHAPED), ("Broadcast", _SPREAD))
+    _rule(f"{view.lower()}-{op.lower()}-constant", f"({view} ({op} x #c) v)",
+          f"({op} ({view} x v) (const c root))")
+    for view in ("Transpose", "Reshape", "Broadcast")
     for op in ("Mul", "Div")
 )  # fmt: skip
 
 # The sum of two equal views is a view of the sum.
 SUMS_OF_VIEWS = (
-    _rule("add-transposes", "(Add (Transpose x p) (Transpose y p))", "(Transpose (Add x y) p)",
-          samples=({"x": "f32[2, 3]", "y": "f32[2, 3]", "p": (1, 0)},)),
-    _rule("add-reshapes",   "(Add (Reshape x s) (Reshape y s))", "(Reshape (Add x y) s)", "(= (shape x) (shape y))",
-          samples=({"x": "f32[2, 6]", "y": "f32[2, 6]", "s": (12,)},)),
+    _rule("add-transposes", "(Add (Transpose x p) (Transpose y p))", "(Transpose (Add x y) p)"),
+    _rule("add-reshapes",   "(Add (Reshape x s) (Reshape y s))", "(Reshape (Add x y) s)",
+          "(= (shape x) (shape y))"),
 )  # fmt: skip
 
 
 def _split(count: int) -> Rule:
-    """A sum over several axes as a sum of row sums: the row sums can share a kernel with what made the rows."""
-    rest = vector(lambda k: f"(vec-get a {k})", count - 1)
+    rest = " ".join(f"(vec-get a {k})" for k in range(count - 1))
     last = f"(vec-get a {count - 1})"
-    shape = tuple(range(2, 2 + count))
-    return _rule(f"split-sum@{count}", "(Sum x a)", f"(Sum (Sum x (vec-of {last})) {rest})",
-                 f"(= {count} (vec-length a))", f"(= {last} (- (vec-length (shape x)) 1))",
-                 samples=({"x": f"f32[{', '.join(map(str, shape))}]", "a": tuple(range(count))},))  # fmt: skip
+    rows = f"(Sum x (vec-of {last}))"
+    is_last = f"(= {last} (- (vec-length (shape x)) 1))"
+    return _rule(f"split-sum@{count}", "(Sum x a)", f"(Sum {rows} (vec-of {rest}))",
+                 f"(= {count} (vec-length a))", is_last)  # fmt: skip
 
 
-REDUCTIONS = (
-    *by_rank(_split, range(2, 5)),
-    _rule("sum-transpose", "(Sum (Transpose x p) a)", "(Transpose (Sum x (vec-of (vec-get p (vec-get a 0)))) p)",
-          "(= 1 (vec-length a))", samples=({"x": "f32[2, 3, 4]", "p": (1, 2, 0), "a": (1,)},)),
-    # n equal elements
-    _rule("sum-broadcast", "(Sum (Broadcast x s) a)", "(Mul (Broadcast x (vec-set s k 1)) (const (to-f64 (vec-get s k)) root))",
-          "(= 1 (vec-length a))", "(= k (vec-get a 0))", "(= 1 (vec-get (shape x) k))", "(< 0 (vec-get s k))",
-          samples=({"x": "f32[3, 1]", "s": (3, 4), "a": (1,)},)),
+# A sum over several axes is a sum of row sums, which can share a kernel with what makes the rows.
+# The sum of n equal elements is a multiple of one.
+SUMS = (
+    *map(_split, range(2, 5)),
+    _rule("sum-transpose", "(Sum (Transpose x p) a)",
+          "(Transpose (Sum x (vec-of (vec-get p (vec-get a 0)))) p)", "(= 1 (vec-length a))"),
+    _rule("sum-broadcast", "(Sum (Broadcast x s) a)",
+          "(Mul (Broadcast x (vec-set s k 1)) (const (to-f64 (vec-get s k)) root))",
+          "(= 1 (vec-length a))", "(= k (vec-get a 0))", "(= 1 (vec-get (shape x) k))",
+          "(< 0 (vec-get s k))"),
 )  # fmt: skip
 
-RULES = (*VIEWS, *SCALES, *SUMS_OF_VIEWS, *REDUCTIONS)
+_SIDES = {r: ", ".join(str(2 + k) for k in range(r)) for r in RANKS}
+_TURN = {r: (*range(1, r), 0) for r in RANKS}
+SAMPLES = {
+    "cancel-transpose": {"x": "f32[2, 3, 4]", "p": (1, 2, 0), "q": (2, 0, 1)},
+    "drop-transpose": {"x": "f32[2, 3]", "p": (0, 1)},
+    "invert-transpose": {"x": "f32[2, 3, 4]", "p": (1, 2, 0)},
+    "compose-reshape": {"x": "f32[2, 6]", "s": (12,), "t": (3, 4)},
+    "cancel-reshape": {"x": "f32[2, 6]", "s": (12,), "t": (2, 6)},
+    "drop-reshape": {"x": "f32[2, 6]", "s": (2, 6)},
+    "invert-reshape": {"x": "f32[2, 6]", "t": (3, 4)},
+    "compose-broadcast": {"x": "f32[1, 1, 4]", "s": (1, 3, 4), "t": (2, 3, 4)},
+    "drop-broadcast": {"x": "f32[2, 6]", "s": (2, 6)},
+    "compose-transpose@2": {"x": "f32[2, 3]", "p": (1, 0), "q": (0, 1)},
+    **{f"compose-transpose@{r}": {"x": f"f32[{_SIDES[r]}]", "p": _TURN[r], "q": _TURN[r]}
+       for r in RANKS[1:]},
+    **{f"transpose-broadcast@{r}": {"x": f"f32[1{', 3' * (r - 1)}]", "s": (2, *(3,) * (r - 1)),
+                                    "q": _TURN[r]}
+       for r in RANKS},
+    "transpose-mul-constant transpose-div-constant": {"x": "f32[2, 6]", "v": (1, 0), "c": 0.5},
+    "reshape-mul-constant reshape-div-constant": {"x": "f32[2, 6]", "v": (3, 4), "c": 0.5},
+    "broadcast-mul-constant broadcast-div-constant": {"x": "f32[2, 1]", "v": (2, 6), "c": 0.5},
+    "add-transposes": {"x": "f32[2, 3]", "y": "f32[2, 3]", "p": (1, 0)},
+    "add-reshapes": {"x": "f32[2, 6]", "y": "f32[2, 6]", "s": (12,)},
+    **{f"split-sum@{r}": {"x": f"f32[{_SIDES[r]}]", "a": tuple(range(r))} for r in range(2, 5)},
+    "sum-transpose": {"x": "f32[2, 3, 4]", "p": (1, 2, 0), "a": (1,)},
+    "sum-broadcast": {"x": "f32[3, 1]", "s": (3, 4), "a": (1,)},
+}  # fmt: skip
+RULES = with_samples((*VIEWS, *TRANSPOSES, *SCALES, *SUMS_OF_VIEWS, *SUMS), SAMPLES)

@@ -1,7 +1,8 @@
-"""Stepping stones: terms that rules use to name what a value is, each with its meaning in primitives.
+"""Stepping stones: terms that rules use to name what a value is, each with its meaning in
+primitives.
 
-They live in the e-graph only: `Full` is a repeated number, `Causal` a triangular mask, `Softmax` a softmax. Extraction never
-sees them. Those with a `report` are what the e-graph report counts.
+They live in the e-graph only: `Full` is a repeated number, `Causal` a triangular mask, `Softmax` a
+softmax. Extraction never sees them. Those with a `report` are what the e-graph report counts.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir import Node, make
-from ...ops import cast, dot, full, iota, reduce, swap
 from ...ops import broadcast as spread
+from ...ops import cast, dot, full, iota, reduce, swap
 from ...ops import elementwise as E
 from ...ops.fused import Attention, AttentionBackward, get
 from ...types import DTYPES, i32
@@ -22,7 +23,9 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A stepping stone: operands (`T`, or `Tup` where `sorts` says so), attribute sorts, and the value that it stands for."""
+    """A stepping stone: operands (`T`, or `Tup` where `sorts` says so), attribute sorts, and the
+    value that it stands for.
+    """
 
     name: str
     operands: int
@@ -128,7 +131,8 @@ NAMED = {
     n.name: n
     for n in (
         Named("Full", 0, ("f64", "String", "Ints"), _full),
-        # positions along an axis (counted from the end) plus an offset; and key j visible to query i: j <= i + offset
+        # positions along an axis (counted from the end) plus an offset; and key j visible to query
+        # i: j <= i + offset
         Named("Index", 0, ("Ints", "i64", "f64", "String"), _index),
         Named("Causal", 0, ("Ints", "f64"), _causal),
         Named("Softmax", 1, ("Ints",), _softmax, "softmax"),

@@ -1,0 +1,99 @@
+"""Masks: arrays that hold positions, comparisons of them, and the triangles these make."""
+
+from __future__ import annotations
+
+from ..patterns import rules_of, with_samples
+
+_rule = rules_of("masks")
+
+# The last two axes stay as they are.
+_SAME_TAIL = ("(= n (vec-length s))", "(= m (vec-length t))", "(<= 2 n)", "(<= 2 m)",
+              "(= (vec-get s (- n 1)) (vec-get t (- m 1)))",
+              "(= (vec-get s (- n 2)) (vec-get t (- m 2)))")  # fmt: skip
+
+# Each element is its position along an axis, counted from the last, plus an offset.
+POSITIONS = (
+    _rule("index",           "(Iota s a d)", "(Index s (- a (vec-length s)) 0.0 d)"),
+    _rule("index-row",       "(Reshape (Index s -1 o d) t)", "(Index t -1 o d)",
+          "(= 1 (vec-length s))", "(= n (vec-length t))", "(= (vec-get s 0) (vec-get t (- n 1)))"),
+    _rule("index-column",    "(Reshape (Index s -1 o d) t)", "(Index t -2 o d)",
+          "(= 1 (vec-length s))", "(= n (vec-length t))", "(<= 2 n)", "(= 1 (vec-get t (- n 1)))",
+          "(= (vec-get s 0) (vec-get t (- n 2)))"),
+    _rule("index-reshape",   "(Reshape (Index s a o d) t)", "(Index t a o d)", *_SAME_TAIL,
+          "(<= -2 a)"),
+    _rule("index-broadcast", "(Broadcast (Index s a o d) t)", "(Index t a o d)",
+          "(= n (+ a (vec-length s)))", "(= (vec-get s n) (vec-get t n))"),
+    _rule("index-add",       "(Add* (Index s a o d) #c)",         "(Index s a (+ o c) d)"),
+    _rule("index-sub",       "(Sub (Index s a o d) #c)",          "(Index s a (- o c) d)"),
+    _rule("index-cast",      "(Cast (Index s a o d) e)", "(Index s a o e)", "(signed d)",
+          "(signed e)"),
+)  # fmt: skip
+
+_ROW, _COLUMN = "(Index s -2 o d)", "(Index s -1 p d)"
+# i + o >= j + p, in its spellings and their opposites: key j is visible to query i when
+# j <= i + (o - p).
+TRIANGLES = (
+    _rule("causal-ge",         f"(Ge {_ROW} {_COLUMN})",          "(Causal s (- o p))"),
+    _rule("causal-le",         f"(Le {_COLUMN} {_ROW})",          "(Causal s (- o p))"),
+    _rule("causal-gt",         f"(Gt {_ROW} {_COLUMN})",          "(Causal s (- (- o p) 1.0))"),
+    _rule("causal-lt",         f"(Lt {_COLUMN} {_ROW})",          "(Causal s (- (- o p) 1.0))"),
+    _rule("future-lt",         f"(Lt {_ROW} {_COLUMN})",          "(Not (Causal s (- o p)))"),
+    _rule("future-gt",         f"(Gt {_COLUMN} {_ROW})",          "(Not (Causal s (- o p)))"),
+    _rule("future-le",         f"(Le {_ROW} {_COLUMN})", "(Not (Causal s (- (- o p) 1.0)))"),
+    _rule("future-ge",         f"(Ge {_COLUMN} {_ROW})", "(Not (Causal s (- (- o p) 1.0)))"),
+    _rule("causal-difference", f"(Ge (Sub {_ROW} {_COLUMN}) #c)", "(Causal s (- (- o p) c))",
+          "(signed d)"),
+    _rule("causal-reshape",    "(Reshape (Causal s o) t)",        "(Causal t o)", *_SAME_TAIL),
+    _rule("causal-broadcast",  "(Broadcast (Causal s o) t)",      "(Causal t o)", *_SAME_TAIL),
+)  # fmt: skip
+
+# Logic and choices between numbers move out of views.
+VIEWS = tuple(
+    rule
+    for view in ("Reshape", "Broadcast")
+    for rule in (
+        _rule(f"{view.lower()}-not",    f"({view} (Not x) s)",          f"(Not ({view} x s))"),
+        _rule(f"{view.lower()}-and", f"({view} (And x y) s)", f"(And ({view} x s) ({view} y s))"),
+        _rule(f"{view.lower()}-select", f"({view} (Select x #c #d) s)",
+              f"(Select ({view} x s) (const c root) (const d root))"),
+    )
+)  # fmt: skip
+
+# Adding 0 or a huge negative number is choosing the score or that number.
+CHOICES = (
+    _rule("mask-by-adding", "(Add* x (Select m 0.0 #f))", "(Select m x (const f x))",
+          "(<= f -1e9)"),
+)  # fmt: skip
+
+# `structured` tells the masks that attention knows by itself and is not given as arrays: causal
+# ones, their opposites, and a causal one with another.
+FACTS = (
+    "(function structured (T) i64 :merge (max old new))",
+    "(rule ((= x (Select m y z))) ((set (structured m) 0)) :ruleset facts)",
+    "(rule ((= x (And m n))) ((set (structured m) 0) (set (structured n) 0)) :ruleset facts)",
+    "(rule ((= m (Causal s o))) ((set (structured m) 1)) :ruleset facts)",
+    "(rule ((= m (And (Causal s o) n))) ((set (structured m) 1)) :ruleset facts)",
+    "(rule ((= m (And n (Causal s o)))) ((set (structured m) 1)) :ruleset facts)",
+    "(rule ((= m (Not (Causal s o)))) ((set (structured m) 1)) :ruleset facts)",
+)
+
+_I = {"s": (2, 4, 5), "d": "i32", "o": 1.0, "p": 0.0}
+_A = {"s": (3, 4), "a": -1, "o": 2.0, "d": "i32"}
+_V = {"x": "bool[3, 1]", "y": "bool[3, 1]", "c": 0.0, "d": -1e9}
+SAMPLES = {
+    "index": {"s": (3, 4), "a": 1, "d": "i32"},
+    "index-row": {"s": (4,), "t": (1, 4), "o": 2.0, "d": "i32"},
+    "index-column": {"s": (4,), "t": (4, 1), "o": 2.0, "d": "i32"},
+    "index-reshape": {**_A, "t": (1, 1, 3, 4), "a": -2},
+    "index-broadcast": {**_A, "s": (1, 4), "t": (3, 4)},
+    "index-add": {**_A, "c": 3},
+    "index-sub": {**_A, "c": 3},
+    "index-cast": {**_A, "e": "f32"},
+    **{r.name: _I for r in TRIANGLES[:8]},
+    "causal-difference": {**_I, "c": 1.0},
+    "causal-reshape": {"s": (3, 4), "t": (1, 1, 3, 4), "o": 1.0},
+    "causal-broadcast": {"s": (1, 3, 4), "t": (2, 3, 4), "o": 1.0},
+    **{r.name: {**_V, "s": (1, 3) if r.name.startswith("reshape") else (3, 4)} for r in VIEWS},
+    "mask-by-adding": {"x": "f32[4, 5]", "m": "bool[4, 5]", "f": -1e9},
+}
+RULES = with_samples((*POSITIONS, *TRIANGLES, *VIEWS, *CHOICES), SAMPLES)

@@ -1,0 +1,162 @@
+"""Attention is found however it is written, and nothing else is taken for it."""
+
+import math
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import eggpu as eg
+from eggpu.compiler.egraph import Options
+from eggpu.compiler.library.attention import scaled_dot_product_attention as A
+from eggpu.compiler.library.einsum import einsum
+from eggpu.compiler.library.softmax import log_softmax, softmax
+from eggpu.compiler.tracing import trace
+from eggpu.compiler.types import TupleType, parse_type
+
+sys.path.insert(0, str(Path(__file__).parent))
+from equal_classes import unequal
+
+T = lambda x: x.swapaxes(-1, -2)
+
+
+def causal(n, offset=0):
+    return eg.arange(n)[:, None] + offset >= eg.arange(n)[None, :]
+
+
+def over(s, v, normalize=softmax):
+    return normalize(s, -1) @ v
+
+
+def future(n):
+    return eg.arange(n)[None, :] > eg.arange(n)[:, None]
+
+
+def carried(q, k, v):
+    below = eg.array(np.tri(5, dtype=bool))
+    return over(eg.where(below, q @ T(k), -math.inf), v)
+
+
+def exp_of_log(q, k, v):
+    scores = eg.where(causal(5), q @ T(k) * 0.3, -1e9)
+    return over(scores, v, lambda s, axis: eg.exp(log_softmax(s, axis)))
+
+
+def by_einsum(q, k, v):
+    p = softmax(einsum("...qd,...kd->...qk", q, k) * 0.5, -1)
+    return einsum("...qk,...kd->...qd", p, v)
+
+
+SPELLINGS = {
+    "plain": lambda q, k, v: over(q @ T(k), v),
+    "scaled scores": lambda q, k, v: over(q @ T(k) * 0.3, v),
+    "scaled query": lambda q, k, v: over((q * 0.3) @ T(k), v),
+    "scaled key": lambda q, k, v: over(q @ T(k * 0.3), v),
+    "both scaled": lambda q, k, v: over((q * 0.5) @ T(k * 0.7), v),
+    "divided": lambda q, k, v: over(q @ T(k) / math.sqrt(3), v),
+    "divided query": lambda q, k, v: over((q / math.sqrt(3)) @ T(k), v),
+    "causal, huge": lambda q, k, v: over(eg.where(causal(5), q @ T(k) * 0.3, -1e9), v),
+    "causal, infinite": lambda q, k, v: over(eg.where(causal(5), q @ T(k) * 0.3, -math.inf), v),
+    "future": lambda q, k, v: over(eg.where(future(5), -math.inf, q @ T(k) / 2.0), v),
+    "added": lambda q, k, v: over(q @ T(k) * 0.3 + eg.where(causal(5), 0.0, -1e9), v),
+    "carried": carried,
+    "exp of log": exp_of_log,
+    "softcap": lambda q, k, v: over(eg.tanh(q @ T(k) * 0.5 / 5.0) * 5.0, v),
+    "library": lambda q, k, v: A(q, k, v, causal=True),
+    "library, window": lambda q, k, v: A(q, k, v, causal=True, window=2),
+    "library, capped window": lambda q, k, v: A(q, k, v, causal=True, window=2, softcap=3.0),
+    "einsum": by_einsum,
+}
+
+
+def attention_step(function, types, wrt=3):
+    numbers = tuple(range(wrt))
+    loss = lambda *a: eg.sum(function(*a) ** 2)
+    return trace(eg.value_and_grad(loss, numbers), *map(parse_type, types))
+
+
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [
+        *((name, "2, 2, ") for name in SPELLINGS),
+        *(("library", b) for b in ("", "2, ", "2, 1, 2, ")),
+    ],
+)
+def test_attention_is_found_however_it_is_written(name, batch):
+    found, _, report = unequal(attention_step(SPELLINGS[name], [f"f32[{batch}5, 3]"] * 3))
+    assert report.recognized["attention"] == (1, 1)
+    assert report.recognized["attention backward"] == (1, 1)
+    assert found == []
+
+
+QKV = ["f32[2, 2, 5, 3]"] * 3
+SCORES, KEYS = "[2, 2, 5, 5]", "bool[2, 1, 1, 5]"
+
+
+def grouped(q, k, v):
+    return A(q, k, v, causal=True)
+
+
+def ends(q, k, v):
+    return A(q, k, v, causal="bottom-right")
+
+
+def shapes(q, kv):
+    return [f"f32[{q}]", f"f32[{kv}]", f"f32[{kv}]"]
+
+
+WITH_OPERANDS = {
+    "mask": (A, [*QKV, KEYS], (False, 0, 0, "mask")),
+    "mask and causal": (partial(A, causal=True), [*QKV, KEYS], (True, 0, 0, "mask")),
+    "bias and causal": (partial(A, causal=True), [*QKV, "f32" + SCORES], (True, 0, 0, "bias")),
+    "grouped heads": (grouped, shapes("2, 4, 5, 3", "2, 2, 5, 3"), (True, 0, 0, "none")),
+    "keys before": (ends, shapes("2, 3, 3", "2, 5, 3"), (True, 2, 0, "none")),
+    "rows without keys": (ends, shapes("5, 3", "3, 3"), (True, -2, 0, "none")),
+    "window": (partial(A, causal=True, window=2), QKV, (True, 0, 2, "none")),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OPERANDS)
+def test_masks_biases_and_offsets_are_kept(name):
+    function, types, options = WITH_OPERANDS[name]
+    found, snapshot, report = unequal(attention_step(function, types))
+    assert found == []
+    assert report.recognized["attention backward"] == (1, 1)
+    ops = [op for op in snapshot.ops if op.name == "attention"]
+    assert {(op.causal, op.offset, op.window, op.extra) for op in ops} == {options}
+
+
+def masked(q, k, v, m, fill):
+    return over(eg.where(m, q @ T(k), fill), v)
+
+
+def dropped(q, k, v, m):
+    return (softmax(q @ T(k), -1) * m) @ v
+
+
+NOT_ATTENTION = {
+    "NaN for rows without keys": (partial(masked, fill=-math.inf), [*QKV, "bool" + SCORES]),
+    "the mean for rows without keys": (partial(masked, fill=-1e9), [*QKV, "bool" + SCORES]),
+    "the first query sees nothing": (lambda q, k, v: masked(q, k, v, causal(5, -1), -1e9), QKV),
+    "hidden scores count": (lambda q, k, v: masked(q, k, v, causal(5), -10.0), QKV),
+    "a bias may be -inf": (lambda q, k, v, m: over(q @ T(k) + m, v), [*QKV, "f32" + SCORES]),
+    "softmax over queries": (lambda q, k, v: softmax(q @ T(k), -2) @ v, QKV),
+    "dropout": (dropped, [*QKV, "f32" + SCORES]),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ATTENTION)
+def test_what_is_not_attention_stays_as_it_is(name):
+    function, types = NOT_ATTENTION[name]
+    found, snapshot, _ = unequal(attention_step(function, types))
+    assert found == []
+    assert not any(isinstance(t, TupleType) for t in snapshot.types)
+
+
+def test_a_bias_becomes_attention_when_asked_for():
+    function, types = NOT_ATTENTION["a bias may be -inf"]
+    found, _, report = unequal(attention_step(function, types), options=Options(relaxed=True))
+    assert found == []
+    assert report.recognized["attention backward"] == (1, 1)
