@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from ..errors import CompileError
 from ..index import Index
-from ..ir import Kind, Node
+from ..ir import Node
+from ..ops.fused import Attention, AttentionBackward, Get
 from ..schedule.kernel import KernelSource
 from ..schedule.space import Analysis
 from ..schedule.tile import Tile
@@ -36,12 +37,17 @@ def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
     assert node is not None
     outputs = [o for o in job.group.outputs if o.type.size]
     passes: tuple[Pass, ...] = ("forward",) if len(node.operands) < len(_BACKWARD) else ("q", "kv")
-    kernels = []
+    kernels: list[KernelSource] = []
     for step in passes:
         mine = [o for o in outputs if _item(analysis, o) in _RESULTS[step]]
         if mine:
             kernels.append(_Attention(job.part(mine), analysis, node, step).kernel())
     return kernels
+
+
+def _attributes(node: Node) -> Attention | AttentionBackward:
+    assert isinstance(node.op, Attention | AttentionBackward), f"no template for {node!r}"
+    return node.op
 
 
 def _item(analysis: Analysis, output: Node) -> int:
@@ -111,7 +117,7 @@ class _Attention:
         bh, tq, tk, d, dv = self.heads
         plain = len(self.node.operands) < len(_BACKWARD)
         names = list(_FORWARD if plain else _BACKWARD)
-        extra = self.node.op.extra  # type: ignore[attr-defined]
+        extra = _attributes(self.node).extra
         names += [] if extra == "none" else [extra]
         extents = {
             "q": (bh, tq, d), "k": (bh, tk, d), "v": (bh, tk, dv), "do": (bh, tq, dv),
@@ -126,11 +132,11 @@ class _Attention:
 
     def _attributes(self) -> dict[str, object]:
         bh, tq, tk, d, dv = self.heads
-        op = self.node.op
-        extra, window, softcap = op.extra, op.window, op.softcap  # type: ignore[attr-defined]
+        op = _attributes(self.node)
+        extra, window, softcap = op.extra, op.window, op.softcap
         return {
             "BH": bh, "TQ": tq, "TK": tk, "D": d, "DV": dv,
-            "scale": op.scale, "causal": op.causal, "offset": op.offset,  # type: ignore[attr-defined]
+            "scale": op.scale, "causal": op.causal, "offset": op.offset,
             "window": window or None, "softcap": softcap or None,
             "has_mask": extra == "mask", "has_bias": extra == "bias",
         }  # fmt: skip
@@ -151,7 +157,7 @@ class _Attention:
         outputs = [(k, o) for k, o in enumerate(self.job.group.outputs) if _item(self.a, o) == item]
         if not outputs and self.step == "forward" and item == 1:
             return None
-        got = next((n for n in self.a.body if n.kind is Kind.GET and n.op.index == item), None)  # type: ignore[attr-defined]
+        got = next((n for n in self.a.body if isinstance(n.op, Get) and n.op.index == item), None)
         bh, tq, tk, d, dv = self.heads
         extents = {
             "o": (bh, tq, dv),

@@ -76,7 +76,7 @@ class _Product:
         given = partial_input(partial)
         total = summed(partial, given, "sum", 0, self.dot)
         rest = replaced(
-            self.job, self.job.group.outputs, {self.dot: total}, self.job.memory | {given: partial}
+            self.job, self.job.group.outputs, {self.dot: total}, {**self.job.memory, given: partial}
         )
         return [first, *lower_job(rest)]
 

@@ -8,12 +8,14 @@ elements are one vec4.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..index import Atom, Div, Index, Mod, Var, flatten, index, variable
 from ..ir import IRError, Kind, Node, Source
+from ..ops.leaf import Iota, Literal
+from ..ops.move import Move
 from ..schedule.kernel import Stored
 from ..types import DType, u32
 from .expression import expression, loaded, scalar_access, sum_text
@@ -38,8 +40,8 @@ class Value:
 
 @dataclass(slots=True)
 class Block:
-    lines: list[str] = field(default_factory=list)
-    values: dict[object, Value] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list[str])
+    values: dict[object, Value] = field(default_factory=dict[object, Value])
 
 
 @dataclass(slots=True)
@@ -51,9 +53,8 @@ class Access:
     size: int
     vector: bool = False  # some access is of four aligned elements
     atomic: bool = False
-    at: list[tuple[Index, int]] = field(
-        default_factory=list
-    )  # flat indexes and the pass in which they stand
+    # flat indexes, and the pass in which they stand
+    at: list[tuple[Index, int]] = field(default_factory=list[tuple[Index, int]])
 
 
 class Emitter:
@@ -86,7 +87,7 @@ class Emitter:
         return len(self.blocks) - 1
 
     @contextmanager
-    def block(self, opening: str) -> Iterator[None]:
+    def block(self, opening: str) -> Generator[None]:
         """Statements within stand in `opening { ... }`; what they can share with later blocks is
         put before it."""
         self.blocks.append(Block())
@@ -140,7 +141,8 @@ class Emitter:
         if node in self.memory:
             return self.load(node, flatten(at, node.shape))
         if node.kind is Kind.LITERAL:
-            return Value(literal(node.op.number, node.dtype), constant=True)  # type: ignore[attr-defined]
+            assert isinstance(node.op, Literal)
+            return Value(literal(node.op.number, node.dtype), constant=True)
         known = self.known((node, at))
         if known is not None:
             return known
@@ -179,7 +181,8 @@ class Emitter:
         return known
 
     def _iota(self, node: Node, at: tuple[Index, ...]) -> Value:
-        position = self.index(at[node.op.axis])  # type: ignore[attr-defined]
+        assert isinstance(node.op, Iota)
+        position = self.index(at[node.op.axis])
         if node.dtype is u32:
             return position
         text = cast(position.text, u32, node.dtype, position.vector)
@@ -190,7 +193,8 @@ class Emitter:
             return self.position(node.operands[operand], where, bound)
 
         types = [o.type for o in node.operands]
-        sources = node.op.sources(at, types, load)  # type: ignore[attr-defined]
+        assert isinstance(node.op, Move)
+        sources = node.op.sources(at, types, load)
         out: Value | None = None
         for source in reversed(sources):
             condition = self._condition(source)
@@ -411,7 +415,10 @@ class Emitter:
         shift = -(atom.base.lo // atom.by) if atom.base.lo < 0 else 0
         base = self.index(atom.base + shift * atom.by)
         by, power = atom.by, atom.by & (atom.by - 1) == 0
-        splat = (lambda t: f"vec4<u32>({t})") if base.vector else (lambda t: t)
+
+        def splat(text: str) -> str:
+            return f"vec4<u32>({text})" if base.vector else text
+
         match atom:
             case Mod() if power:
                 text, prefix = f"{base.text} & {splat(f'{by - 1}u')}", "rem"

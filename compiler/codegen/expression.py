@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ..ir import Node
-from ..ops.elementwise import Cast
+from ..ops.elementwise import Cast, Elementwise
 from ..types import DTYPES
 from .wgsl import cast, suffix, wgsl_type
 
@@ -46,7 +46,8 @@ def expression(node: Node, texts: list[str], vector: bool) -> str:
     op, last = node.op, node.operands[-1].dtype
     if isinstance(op, Cast):
         return cast(texts[0], last, DTYPES[op.to], vector)
-    template = op.wgsl if isinstance(op.wgsl, str) else op.wgsl[last.kind]  # type: ignore[attr-defined]
+    assert isinstance(op, Elementwise)
+    template = op.wgsl if isinstance(op.wgsl, str) else op.wgsl[last.kind]
     if last.kind == "f":
         texts = _hidden(template, texts, "4" if vector else "")
     return template.format(

@@ -51,7 +51,7 @@ def without_windows(job: Job) -> Job:
     new: dict[Node, Node] = {}
     for node in nodes:
         # over all images at once where one has few places
-        forms = node.op.expansions(*node.operands)  # type: ignore[attr-defined]
+        forms = node.op.expansions(*node.operands)
         new[node] = forms[0 if math.prod(node.shape[2:]) >= 64 or len(forms) == 1 else 1]
     return replaced(job, job.group.outputs, new, job.memory)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..index import Index, flatten, index, unflatten, variable
 from ..ir import Kind, Node
-from ..ops.reduce import COMBINES, Combine
+from ..ops.reduce import COMBINES, Combine, Reduce
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.space import Analysis, Space
 from ..schedule.tile import fold
@@ -291,7 +291,8 @@ class _RowKernel:
         return space if space.kind != "pure" else Space("full" if output in self.full else "row")
 
     def _combine(self, node: Node) -> Combine:
-        return COMBINES[node.op.combine]  # type: ignore[attr-defined]
+        assert isinstance(node.op, Reduce)
+        return COMBINES[node.op.combine]
 
     def _rounds(self, node: Node) -> bool:
         """Whether the order of combination changes the result."""
@@ -364,7 +365,7 @@ class _RowKernel:
     def _store_rows(self) -> None:
         if not self.rows:
             return
-        values = []
+        values: list[tuple[Node, Index, Value]] = []
         for _ in self._each_copy():
             places = [self._flat(self._space(o)) for o in self.rows]
             values += [

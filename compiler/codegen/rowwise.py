@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..ir import Kind, Node
+from ..ops.reduce import Reduce
 from ..schedule.kernel import KernelSource, Scratch, Stored
 from ..schedule.selection import Group
 from ..schedule.space import PURE, Analysis, analyze
@@ -131,7 +132,8 @@ def _combine(
     for k, (node, scratch) in enumerate(segments.items()):
         given = partial_input(scratch, k)
         memory[given] = scratch
-        new[node] = summed(scratch, given, node.op.combine, 1 if g.along else 0, node)  # type: ignore[attr-defined]
+        assert isinstance(node.op, Reduce)
+        new[node] = summed(scratch, given, node.op.combine, 1 if g.along else 0, node)
     part = replaced(job, outputs, new, memory, held)
     analysis = analyze(part.group)
     if analysis.kind == "map":

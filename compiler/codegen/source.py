@@ -11,6 +11,7 @@ from ...templates import render
 from ...templates.library import functions
 from ..errors import CompileError
 from ..ir import Kind, Node
+from ..ops.leaf import Literal
 from ..schedule.kernel import KernelSource, Scratch, Stored
 from ..schedule.selection import Group, body
 from ..schedule.target import Target
@@ -28,18 +29,22 @@ class Job:
     group: Group
     target: Target
     memory: Mapping[Node, Stored]  # what holds an operand
-    stores: Mapping[Node, Stored] = field(
-        default_factory=dict
-    )  # what an output is written to, when not itself
-    hints: Mapping[str, object] = field(default_factory=dict)
+    # what an output is written to, when not itself
+    stores: Mapping[Node, Stored] = field(default_factory=dict[Node, Stored])
+    hints: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def held_by(self, output: Node) -> Stored:
         return self.stores.get(output, output)
 
-    def part(self, outputs: Sequence[Node], **changes: object) -> Job:
+    def part(
+        self,
+        outputs: Sequence[Node],
+        memory: Mapping[Node, Stored] | None = None,
+        stores: Mapping[Node, Stored] | None = None,
+    ) -> Job:
         """The same job for other outputs."""
-        memory: Mapping[Node, Stored] = changes.get("memory", self.memory)  # type: ignore[assignment]
-        stores: Mapping[Node, Stored] = changes.get("stores", self.stores)  # type: ignore[assignment]
+        memory = self.memory if memory is None else memory
+        stores = self.stores if stores is None else stores
         return Job(Group(tuple(outputs), tuple(memory)), self.target, memory, stores, self.hints)
 
 
@@ -137,23 +142,21 @@ def computes(job: Job, accesses: Sequence[Access], limit: int = 240) -> str:
     out."""
     names = {id(a.stored): f"${k}" for k, a in enumerate(accesses)}
     operands = {node: names[id(held)] for node, held in job.memory.items() if id(held) in names}
-    for depth in range(12, 0, -1):
-        texts = []
-        for out in job.group.outputs:
-            name = names.get(id(job.held_by(out)))
-            if name is not None:
-                texts.append(f"{name} = {_term(out, operands, depth)}")
-        text = "; ".join(texts)
-        if len(text) <= limit or depth == 1:
+    written = [(names.get(id(job.held_by(o))), o) for o in job.group.outputs]
+    text = ""
+    for depth in range(1, 13):
+        longer = "; ".join(f"{name} = {_term(o, operands, depth)}" for name, o in written if name)
+        if text and (len(longer) > limit or longer == text):
             break
+        text = longer
     return text
 
 
 def _term(node: Node, operands: Mapping[Node, str], depth: int) -> str:
     if node in operands:
         return operands[node]
-    if node.kind is Kind.LITERAL:
-        return f"{node.op.number:g}" if node.dtype.kind == "f" else str(node.op.number)  # type: ignore[attr-defined]
+    if isinstance(node.op, Literal):
+        return f"{node.op.number:g}" if node.dtype.kind == "f" else str(node.op.number)
     if node.op.name in ("broadcast", "reshape"):
         return _term(node.operands[0], operands, depth)  # said by the shapes
     if depth == 0:

@@ -20,6 +20,10 @@ from typing import Literal
 
 from ..errors import IRError
 from ..ir import Kind, Node
+from ..ops.fused import Get
+from ..ops.move import Transpose
+from ..ops.reduce import Reduce
+from ..types import TupleType, Type
 from .selection import Group, body
 
 Pattern = tuple[tuple[bool, int], ...]
@@ -80,7 +84,8 @@ def pattern(shape: Sequence[int], reduced: Sequence[bool]) -> Pattern:
 
 def reduction_pattern(node: Node) -> Pattern:
     """The pattern of a reduction, over its operand."""
-    axes = node.op.axes  # type: ignore[attr-defined]
+    assert isinstance(node.op, Reduce)
+    axes = node.op.axes
     return pattern(node.operands[0].shape, [k in axes for k in range(len(node.operands[0].shape))])
 
 
@@ -156,7 +161,8 @@ class _Walk:
                 self._anchor(node)
                 return TILE
             case Kind.GET:
-                return Space("item", item=node.op.index)  # type: ignore[attr-defined]
+                assert isinstance(node.op, Get)
+                return Space("item", item=node.op.index)
             case Kind.INPUT | Kind.CONSTANT:
                 raise self._bad(f"{node!r} is not an operand")
             case _:
@@ -189,8 +195,8 @@ class _Walk:
             raise self._bad(
                 f"{node!r} spreads a row value over {p}, which is not its row {space.pattern}"
             )
-        if name == "transpose" and space.turned == ((), ()):
-            perm = node.op.perm  # type: ignore[attr-defined]
+        if isinstance(node.op, Transpose) and space.turned == ((), ()):
+            perm = node.op.perm
             moved = [k for k in perm if node.operands[0].shape[k] != 1]
             if moved == sorted(moved):
                 return space  # only unit axes move: a reshape
@@ -246,7 +252,8 @@ _ANCHORS: dict[Kind, Literal["contract", "scatter", "scan", "tuple"]] = {
 
 def _anchor_size(anchor: Node | None) -> int:
     assert anchor is not None
-    return anchor.type.items[0].size if anchor.kind is Kind.TUPLE else anchor.type.size  # type: ignore[attr-defined]
+    whole: Type | TupleType = anchor.type
+    return whole.items[0].size if isinstance(whole, TupleType) else whole.size
 
 
 def _show(space: Space) -> str:
