@@ -19,6 +19,15 @@ from .convert import Value, broadcast_shapes, node, one_axis, wrap
 
 def getitem(x: Array, key: Any) -> Array:
     """x[key] with slices (any step), integers, None, `...` and integer arrays; bool masks have no fixed shape."""
+    n, arrays = sliced(x, key)
+    if not arrays:
+        return wrap(n)
+    view, positions, axis = joined(n, arrays)
+    return wrap(gather(view, positions, axis))
+
+
+def sliced(x: Array, key: Any) -> tuple[Node, list[tuple[int, Node]]]:
+    """x[key] but for its integer arrays, which are given by the axes of the result that they index."""
     keys = _expanded(key if isinstance(key, tuple) else (key,), x.ndim)
     n = x.node
     start, stop, step, flips = [], [], [], []
@@ -57,8 +66,7 @@ def getitem(x: Array, key: Any) -> Array:
             step.append(1)
             shape.append(size)
         k += 1
-    n = reshape(flip(slice_(n, start, stop, step), flips), shape)
-    return wrap(_gathered(n, arrays) if arrays else n)
+    return reshape(flip(slice_(n, start, stop, step), flips), shape), arrays
 
 
 def _expanded(keys: tuple, rank: int) -> list:
@@ -83,11 +91,14 @@ def _positions(item: Any, x: Array) -> Node:
     return positions
 
 
-def _gathered(n: Node, arrays: list[tuple[int, Node]]) -> Node:
-    """Several index arrays pick from their axes together; the result's axes stand where the first was, or in front."""
+def joined(n: Node, arrays: list[tuple[int, Node]]) -> tuple[Node, Node, int]:
+    """(a view of n, positions, axis): the elements that several index arrays pick together, as those that one picks.
+
+    The result's axes stand where the first indexed axis was, or in front when the indexed axes are not neighbors.
+    """
     axes = [axis for axis, _ in arrays]
     if len(arrays) == 1:
-        return gather(n, arrays[0][1], axes[0])
+        return n, arrays[0][1], axes[0]
     shape = broadcast_shapes("indexing", *(p.shape for _, p in arrays))
     sizes = [n.shape[a] for a in axes]
     flat: Node | None = None
@@ -101,8 +112,8 @@ def _gathered(n: Node, arrays: list[tuple[int, Node]]) -> Node:
     rest = [k for k in range(len(n.shape)) if k not in axes]
     order = [*rest[:first], *axes, *rest[first:]]
     moved = transpose(n, order)
-    joined = reshape(moved, (*moved.shape[:first], math.prod(sizes), *moved.shape[first + len(axes) :]))
-    return gather(joined, flat, first)
+    view = reshape(moved, (*moved.shape[:first], math.prod(sizes), *moved.shape[first + len(axes) :]))
+    return view, flat, first
 
 
 def take(x: Value, positions: Value, axis: int | None = None) -> Array:

@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from ..autodiff import vjp_nodes
 from ..errors import ShapeMismatch, TypeMismatch
 from ..ir import Node
-from ..ops import broadcast, cast, concat, iota, reshape, scatter_set
+from ..ops import broadcast, cast, concat, reshape, scatter_set, transpose
 from ..ops import dynamic_slice as dynamic_slice_node
 from ..ops import dynamic_update as dynamic_update_node
 from ..ops import elementwise as E
 from ..ops import full as full_node
 from ..ops import scatter_add as scatter_add_node
 from ..tracing import Array, array
-from ..types import i32
+from ..types import bool_, i32
 from .convert import Value, broadcast_shapes, node, one_axis, promoted, wrap
-from .indexing import getitem
+from .indexing import getitem, joined, sliced
 
 
 @dataclass(frozen=True)
@@ -34,25 +35,53 @@ class At:
 
     def set(self, values: Value) -> Array:
         """x with x[key] replaced by values, which broadcast."""
-        positions, updates = self._flat(values)
-        flat = reshape(self.x.node, (self.x.size,))
-        return wrap(reshape(scatter_set(flat, updates, positions), self.x.shape))
+        n = self.x.node
+        leaf = E.identity(n)
+        part, arrays = sliced(wrap(leaf), self.key)
+        given = self._given(values)
+        if arrays:
+            given = _written(part, arrays, given)
+        whole = full_node(True, n.shape, bool_)
+        mark = E.identity(whole)
+        chosen, _ = sliced(wrap(mark), self.key)
+        here = _back(mark, chosen, full_node(True, chosen.shape, bool_))
+        everywhere = here is chosen or chosen.type.size == n.type.size
+        out = _back(leaf, part, given)
+        return wrap(out if everywhere else E.select(here, out, n))
 
     def add(self, values: Value) -> Array:
         """x with values added to x[key]; repeated places add up."""
-        positions, updates = self._flat(values)
-        total = scatter_add_node(updates, positions, self.x.size)
-        return wrap(self.x.node + reshape(total, self.x.shape))
+        leaf = E.identity(self.x.node)
+        chosen = getitem(wrap(leaf), self.key).node
+        return wrap(self.x.node + _back(leaf, chosen, self._given(values)))
 
-    def _flat(self, values: Value) -> tuple[Node, Node]:
-        places = wrap(reshape(iota((self.x.size,), 0, i32), self.x.shape))
-        chosen = getitem(places, self.key).node
+    def _given(self, values: Value) -> Node:
+        """The values in the dtype of x and the shape of x[key]."""
+        shape = getitem(self.x, self.key).shape
         _, given = promoted("at", [self.x, values])
-        if broadcast_shapes("at", given.shape, chosen.shape) != chosen.shape:
-            raise ShapeMismatch(f"x.at[key] has shape {list(chosen.shape)}, got values {given.type}")
-        given = broadcast(cast(given, self.x.dtype), chosen.shape)
-        count = chosen.type.size
-        return reshape(chosen, (count,)), reshape(given, (count,))
+        if broadcast_shapes("at", given.shape, shape) != shape:
+            raise ShapeMismatch(f"x.at[key] has shape {list(shape)}, got values {given.type}")
+        return broadcast(cast(given, self.x.dtype), shape)
+
+
+def _back(leaf: Node, part: Node, value: Node) -> Node:
+    """`value`, in the shape of `part`, put where the elements of `part` lie in `leaf`; zeros (False) elsewhere."""
+    return vjp_nodes([part], [value], [leaf])[0]
+
+
+def _written(part: Node, arrays: list[tuple[int, Node]], given: Node) -> Node:
+    """`part` with the elements that index arrays pick replaced."""
+    leaf = E.identity(part)
+    view, positions, axis = joined(leaf, arrays)
+    count = len(positions.shape)
+    picked = tuple(range(axis, axis + count))
+    rest = tuple(k for k in range(len(given.shape)) if k not in picked)
+    front = (axis, *(k for k in range(len(view.shape)) if k != axis))
+    moved = transpose(given, (*picked, *rest))
+    rows = reshape(moved, (positions.type.size, *moved.shape[count:]))
+    written = scatter_set(transpose(view, front), rows, reshape(positions, (positions.type.size,)))
+    order = tuple(sorted(range(len(front)), key=front.__getitem__))
+    return _back(leaf, view, transpose(written, order))
 
 
 def _start(name: str, n: Node, start: Sequence[Value] | Value, size: Sequence[int]) -> Node:
@@ -93,8 +122,6 @@ def scatter_add(x: Value, axis: int, positions: Value, updates: Value) -> Array:
         raise TypeMismatch(f"scatter_add needs 1-d integer positions, got {p.type}")
     if u.shape != want:
         raise ShapeMismatch(f"scatter_add needs updates of shape {list(want)}, got {u.type}")
-    from ..ops import transpose
-
     front = (k, *(i for i in range(len(n.shape)) if i != k))
     total = scatter_add_node(transpose(u, front), p, n.shape[k])
     back = tuple(sorted(range(len(front)), key=front.__getitem__))

@@ -1,4 +1,4 @@
-"""Adding updates into places that data gives, without lost updates and in a fixed order."""
+"""Adding and writing updates into places that data gives, without lost updates and in a fixed order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 from ..errors import ShapeMismatch, TypeMismatch
 from ..ir import Kind, Node, Op, make
 from ..types import DType, Type, i32
-from .elementwise import cast, eq, ge, lt, maximum, minimum, select
+from .elementwise import eq, select
 from .leaf import iota, literal
 from .move import broadcast, gather, reshape, wrapped
-from .reduce import reduce
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,7 @@ class ScatterAdd(Op):
     rows: int
     name = "scatter_add"
     kind = Kind.SCATTER
+    replaces = False
 
     def infer(self, updates: Type, positions: Type) -> Type:
         if positions.dtype.kind not in "iu" or updates.dtype.kind == "b":
@@ -54,6 +54,7 @@ class ScatterSet(Op):
 
     name = "scatter_set"
     kind = Kind.SCATTER
+    replaces = True
 
     def infer(self, x: Type, updates: Type, positions: Type) -> Type:
         if positions.dtype.kind not in "iu" or updates.dtype != x.dtype:
@@ -68,39 +69,20 @@ class ScatterSet(Op):
             out[row] = update
         return out
 
-    def expansions(self, x: Node, updates: Node, positions: Node) -> list[Node]:
-        """Row r takes the update of the largest i with positions[i] == r, if there is one."""
-        rows, count = x.shape[0], positions.shape[0]
-        if rows == 0 or count == 0:
-            return [x]
-        hit = _hits(positions, rows)
-        place = select(hit, iota((rows, count), 1, i32), full(-1, (rows, count), i32))
-        last = reduce("max", place, (1,))
-        taken = gather(updates, reshape(maximum(last, full(0, last.shape, i32)), (rows,)), 0)
-        found = reshape(ge(last, full(0, last.shape, i32)), (rows, *(1,) * (len(x.shape) - 1)))
-        return [select(broadcast(found, x.shape), taken, x)]
-
     def vjp(self, cotangent: Node, result: Node, x: Node, updates: Node, positions: Node) -> list[Node | None]:
         # a row that was written gives nothing to x, and gives its cotangent to the update that stayed
         rows, count = x.shape[0], positions.shape[0]
+        none = full(0, updates.shape, x.dtype)
         if rows == 0 or count == 0:
-            return [cotangent, full(0, updates.shape, x.dtype), None]
-        hit = _hits(positions, rows)
-        last = reduce("max", select(hit, iota((rows, count), 1, i32), full(-1, (rows, count), i32)), (1,))
-        free = reshape(lt(last, full(0, last.shape, i32)), (rows, *(1,) * (len(x.shape) - 1)))
-        dx = select(broadcast(free, x.shape), cotangent, full(0, x.shape, x.dtype))
-        stayed = eq(gather(reshape(last, (rows,)), positions, 0), iota((count,), 0, i32))
-        stayed = broadcast(reshape(stayed, (count, *(1,) * (len(x.shape) - 1))), updates.shape)
-        return [dx, select(stayed, gather(cotangent, positions, 0), full(0, updates.shape, x.dtype)), None]
+            return [cotangent, none, None]
+        number = iota((count,), 0, i32)
+        last = scatter_set(full(-1, (rows,), i32), number, positions)
+        stayed = reshape(eq(gather(last, positions, 0), number), (count, *(1,) * (len(x.shape) - 1)))
+        taken = select(broadcast(stayed, updates.shape), gather(cotangent, positions, 0), none)
+        return [scatter_set(cotangent, none, positions), taken, None]
 
-
-def _hits(positions: Node, rows: int) -> Node:
-    """bool (rows, count): position i names row r, after wrapping and clipping."""
-    p = cast(positions, i32)
-    p = select(lt(p, full(0, p.shape, i32)), p + rows, p)
-    p = minimum(maximum(p, full(0, p.shape, i32)), full(rows - 1, p.shape, i32))
-    shape = (rows, positions.shape[0])
-    return eq(broadcast(reshape(p, (1, shape[1])), shape), iota(shape, 0, i32))
+    def flops(self, result: Type, x: Type, updates: Type, positions: Type) -> int:
+        return updates.size
 
 
 def full(value: float, shape: tuple[int, ...], dtype: DType) -> Node:
