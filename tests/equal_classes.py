@@ -34,8 +34,11 @@ def enode_value(snapshot, i, values, inputs):
     if op.kind is Kind.INPUT:
         return inputs[op.position]
     out = op.evaluate(*(values[k] for k in snapshot.kids[i]))
-    double = lambda x: np.asarray(x, np.float64 if x.dtype.kind == "f" else x.dtype)
-    return tuple(map(double, out)) if isinstance(out, tuple) else double(out)
+    return tuple(map(_double, out)) if isinstance(out, tuple) else _double(out)
+
+
+def _double(x):
+    return np.asarray(x, np.float64 if x.dtype.kind == "f" else x.dtype)
 
 
 def unequal(graph, seed=0, tolerance=2e-5, options=None):

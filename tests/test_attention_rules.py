@@ -19,7 +19,9 @@ from eggpu.compiler.types import TupleType, parse_type
 sys.path.insert(0, str(Path(__file__).parent))
 from equal_classes import unequal
 
-T = lambda x: x.swapaxes(-1, -2)
+
+def T(x):
+    return x.swapaxes(-1, -2)
 
 
 def causal(n, offset=0):
@@ -73,7 +75,10 @@ SPELLINGS = {
 
 def attention_step(function, types, wrt=3):
     numbers = tuple(range(wrt))
-    loss = lambda *a: eg.sum(function(*a) ** 2)
+
+    def loss(*arrays):
+        return eg.sum(function(*arrays) ** 2)
+
     return trace(eg.value_and_grad(loss, numbers), *map(parse_type, types))
 
 

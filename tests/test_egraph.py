@@ -43,8 +43,7 @@ def gpt_step(layers=4, width=32, heads=4, context=16, vocab=33):
     optimizer = optim.adamw(1e-3, weight_decay=0.1)
 
     def step(model, state, tokens, targets):
-        loss = lambda m: cross_entropy(m(tokens), targets)
-        value, grads = eg.value_and_grad(loss)(model)
+        value, grads = eg.value_and_grad(lambda m: cross_entropy(m(tokens), targets))(model)
         model, state = optimizer.update(model, state, optim.clip_by_global_norm(grads, 1.0))
         return model, state, value
 
