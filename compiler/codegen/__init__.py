@@ -16,6 +16,7 @@ from .rewrite import without_windows
 from .rowwise import lower_rows
 from .scan import lower_scan
 from .scatter import lower_scatter
+from .sort import lower_sort
 from .source import Job
 
 
@@ -42,6 +43,8 @@ def lower(
             return lower_scatter(job, analysis)
         case "scan":
             return lower_scan(job, analysis)
+        case "sort":
+            return lower_sort(job, analysis)
         case "tuple":
             return lower_attention(job, analysis)
         case _:

@@ -24,7 +24,7 @@ STORABLE = frozenset((EW, MOVE, TRANS, RED, CONTRACT, OPAQUE, GET))
 
 # Kinds with a template besides elementwise, movement and reductions. Others stay only where nothing
 # else is equal.
-LOWERED = frozenset((Kind.CONTRACT, Kind.SCATTER, Kind.SCAN, Kind.TUPLE, Kind.GET))
+LOWERED = frozenset((Kind.CONTRACT, Kind.SCATTER, Kind.SCAN, Kind.SORT, Kind.TUPLE, Kind.GET))
 MOST_KIDS = 6  # operands of a condensed elementwise e-node
 MOST_ABSORBED = 24  # e-nodes in one
 

@@ -112,36 +112,11 @@ class Argsort(Op):
         back = np.argsort(np.flip(x, -1), -1, kind="stable")
         return (x.shape[-1] - 1 - np.flip(back, -1)).astype(np.int32)
 
-    def expansions(self, x: Node) -> list[Node]:
-        """By counting: the rank of an element is how many come before it; the order undoes the ranks."""
-        from . import cast, full, iota
-        from .elementwise import and_, eq, gt, isnan, lt, not_, or_
-
-        n, rows = x.shape[-1], x.shape[:-1]
-        if x.dtype.kind == "b":
-            x = cast(x, i32)
-        wide, r = (*rows, n, n), len(x.shape)
-        mine = broadcast(reshape(x, (*rows, n, 1)), wide)
-        other = broadcast(reshape(x, (*rows, 1, n)), wide)
-        before = gt(other, mine) if self.descending else lt(other, mine)
-        equal = eq(other, mine)
-        if x.dtype.kind == "f":
-            mine_nan, other_nan = isnan(mine), isnan(other)
-            one_nan = and_(other_nan, not_(mine_nan)) if self.descending else and_(mine_nan, not_(other_nan))
-            before, equal = or_(before, one_nan), or_(equal, and_(mine_nan, other_nan))
-        before = or_(before, and_(equal, lt(iota(wide, r, i32), iota(wide, r - 1, i32))))
-        rank = reduce("sum", cast(before, i32), (r,))  # (*rows, n, 1)
-        hit = eq(broadcast(rank, wide), iota(wide, r, i32))
-        from .elementwise import select
-
-        order = reduce("sum", select(hit, iota(wide, r - 1, i32), full(0, wide, i32)), (r - 1,))
-        return [reshape(order, x.shape)]
-
     def vjp(self, cotangent: Node, result: Node, x: Node) -> list[Node | None]:
         return [None]
 
     def flops(self, result: Type, x: Type) -> int:
-        return 2 * x.size * max(x.shape[-1], 1)
+        return x.size * max(x.shape[-1], 1).bit_length()
 
 
 def scan(combine: str, x: Node, axis: int, reverse: bool = False) -> Node:

@@ -4,7 +4,7 @@ illegal.
 pure     computable at any index: elementwise, movement, iota and numbers over operands
 full     an element of the matrix that the kernel's reductions run over
 row      one value a row of that matrix (a reduction's result and what follows it)
-tile     an element of the one contraction's, scatter's or scan's result
+tile     an element of the one contraction's, scatter's, scan's or sort's result
 item     an element of one result of a kernel with several
 
 A value may be transposed once after its anchor; it is then written by a transposed store. Reshapes
@@ -54,7 +54,7 @@ class Analysis:
 
     group: Group
     body: tuple[Node, ...]
-    kind: Literal["map", "rows", "contract", "scatter", "scan", "tuple"]
+    kind: Literal["map", "rows", "contract", "scatter", "scan", "sort", "tuple"]
     anchor: Node | None
     pattern: Pattern
     columns: Pattern
@@ -157,7 +157,7 @@ class _Walk:
                 return self._move(node)
             case Kind.REDUCE:
                 return self._reduce(node)
-            case Kind.CONTRACT | Kind.SCATTER | Kind.SCAN | Kind.TUPLE:
+            case Kind.CONTRACT | Kind.SCATTER | Kind.SCAN | Kind.SORT | Kind.TUPLE:
                 self._anchor(node)
                 return TILE
             case Kind.GET:
@@ -245,8 +245,9 @@ class _Walk:
                 raise self._bad(f"{out!r} has {out.type.size} elements, the kernel {sorted(sizes)}")
 
 
-_ANCHORS: dict[Kind, Literal["contract", "scatter", "scan", "tuple"]] = {
-    Kind.CONTRACT: "contract", Kind.SCATTER: "scatter", Kind.SCAN: "scan", Kind.TUPLE: "tuple",
+_ANCHORS: dict[Kind, Literal["contract", "scatter", "scan", "sort", "tuple"]] = {
+    Kind.CONTRACT: "contract", Kind.SCATTER: "scatter", Kind.SCAN: "scan", Kind.SORT: "sort",
+    Kind.TUPLE: "tuple",
 }  # fmt: skip
 
 
