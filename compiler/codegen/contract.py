@@ -153,7 +153,15 @@ class _Product:
 def write_tile(em: Emitter, a: Analysis, outputs: Sequence[tuple[int, Node]], flat: Index) -> None:
     """Store outputs (with their bindings' numbers) for the anchor's element at row-major position
     `flat`."""
-    em.place = lambda node: tile_place(a.space.get(node), node, flat)
+    known: dict[object, tuple[Index, ...] | None] = {}
+
+    def place(node: Node) -> tuple[Index, ...] | None:
+        space = a.space.get(node)
+        if (space, node.shape) not in known:
+            known[space, node.shape] = tile_place(space, node, flat)
+        return known[space, node.shape]
+
+    em.place = place
     places = [turned(a.space[o], flat) for _, o in outputs]
     values = [
         em.value(o, unflatten(at, o.shape)) for (_, o), at in zip(outputs, places, strict=True)

@@ -136,13 +136,12 @@ class Emitter:
         it."""
         if node in self.bound:
             return self.bound[node]
+        if isinstance(node.op, Literal):
+            return Value(literal(node.op.number, node.dtype), constant=True)
         placed = self.place(node)
         at = at if placed is None else placed
         if node in self.memory:
             return self.load(node, flatten(at, node.shape))
-        if node.kind is Kind.LITERAL:
-            assert isinstance(node.op, Literal)
-            return Value(literal(node.op.number, node.dtype), constant=True)
         known = self.known((node, at))
         if known is not None:
             return known

@@ -49,6 +49,7 @@ class _RowKernel:
         self.number = {o: k for k, o in enumerate((*self.full, *self.rows, *segments))}
         self.trees: dict[str, tuple[str, str, str, int]] = {}
         self.position = Index()
+        self.places: dict[object, tuple[Index, ...]] = {}
         self.row = self.segment = self.thread = Index()
         self.copies: list[tuple[Index, dict[Node, Value]]] = []
         self.row_present: Value | None = None
@@ -84,7 +85,10 @@ class _RowKernel:
         space = self.a.space.get(node)
         if space is None or space.kind == "pure":
             return None
-        return unflatten(self._flat(space), node.shape)
+        key = (self.row, self.position, space, node.shape)
+        if key not in self.places:
+            self.places[key] = unflatten(self._flat(space), node.shape)
+        return self.places[key]
 
     def _flat(self, space: Space) -> Index:
         """The row-major position, in the array it is in, of the value at the current row and
