@@ -20,8 +20,8 @@ from eggpu.train.run import Result, Run, positive, settings
 from eggpu.train.sample import sample_text
 from eggpu.train.task import Batch, Task, initial_state, training_step
 
-STEPS, MINUTES = 1500, 4.0  # whichever ends first, unless told otherwise
-_EVALUATED = 16  # batches of validation text
+STEPS, MINUTES = 2500, 4.0  # whichever ends first, unless told otherwise
+_EVALUATED = 32  # batches of validation text
 _SHAPE = ("layers", "width", "heads", "context")
 
 
@@ -33,7 +33,7 @@ class GPTConfig:
     width: int = 128
     heads: int = 4
     context: int = 64
-    batch: int = 16
+    batch: int = 8
     lr: float = 2e-3
     weight_decay: float = 0.1
     clip: float = 1.0
