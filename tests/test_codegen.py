@@ -7,6 +7,7 @@ import math
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ from eggpu.compiler.reference import evaluate
 from eggpu.compiler.schedule.kernel import KernelSource
 from eggpu.compiler.schedule.selection import Group
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
-from eggpu.compiler.types import bool_, f32, i32, u32
+from eggpu.compiler.types import bool_, f16, f32, i32, u32
 from eggpu.runtime import Device, open_device
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -186,6 +187,20 @@ def test_bools_are_words_in_memory(device, target):
     hot = E.and_(x, E.gt(y, full(0, y.shape, f32)))
     check(device, target, [x, y], [hot, E.select(hot, y, -y), cast(hot, i32)], kernels=1)
     check(device, target, [x], [reduce("any", x, (1,)), E.not_(reduce("all", x, (1,)))], kernels=1)
+
+
+def test_half_precision_is_for_memory_only(device):
+    """Values are float32 in registers, so sums keep their digits."""
+    target = replace(LLVMPIPE, features=("immediates", "shader-f16", "subgroup"))
+    x, y = given(0, (6, 8), f16), given(1, (7, 3), f16)
+    args = [values(v).astype(np.float16) for v in (x, y)]
+    outputs = [E.exp(x) * x, reduce("sum", x, (1,)), dot(x, transpose(x, (1, 0))), softmax(y, 1)]
+    outputs += [cast(x, f32), cast(cast(y, f32) * 1000.0, f16)]
+    check(device, target, [x, y], outputs, args, tol=5e-4, groups=None)
+    ones = given(0, (4096,), f16)
+    total = Graph("s", (ones,), (reduce("sum", ones, (0,)),))
+    got, _ = run(device, total, None, [np.ones(4096, np.float16)], target)
+    assert got[0][0] == 4096
 
 
 # -- rows
