@@ -1,0 +1,1 @@
+"""Pretrained architectures over the primitives of eggpu.nn, built from model files."""

@@ -64,8 +64,8 @@ def _descend(p: Problem, b: Body, w: Work, c: int, deepest: int) -> None:
     elif role == BCAST:
         if p.mark[n] == b.main:
             m, when = b.rows, 1  # once a row
-        elif numel[kids[0]] == 1:
-            m = -(-m // VECTOR)  # once an invocation
+        elif numel[kids[0]] == 1 or _is_repeated(p, n):
+            m = -(-m // VECTOR)  # once an invocation, whose elements are neighbors
     elif role == TRANS:
         strided = strided or p.strided[n]
     elif role in (CONTRACT, OPAQUE, TUP):
@@ -81,6 +81,12 @@ def _descend(p: Problem, b: Body, w: Work, c: int, deepest: int) -> None:
             touched[k] = min(numel[k], t)
         if strided:
             w.across.add(k)
+
+
+def _is_repeated(p: Problem, n: int) -> bool:
+    """True when neighboring elements of a broadcast are one element of its operand."""
+    pattern = p.patterns[p.mark[n]]
+    return not pattern.last_kept and pattern.length % VECTOR == 0
 
 
 def _descend_anchor(p: Problem, b: Body, w: Work, c: int) -> None:

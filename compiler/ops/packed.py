@@ -33,5 +33,5 @@ def _half(word: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 
 field = {bits: _field(bits) for bits in (1, 2, 4, 8)}
-unpack_half = _op("unpack_half", "eg_half{v}({0}, {1})", _half, arity=2, takes="u", result="f32", cost=4)
-unpack_bfloat = _op("unpack_bfloat", "eg_bfloat{v}({0}, {1})", _bfloat, arity=2, takes="u", result="f32", cost=3)
+unpack_half = _op("unpack_half", "eg_half{v}({0}, {1})", _half, arity=2, takes="u", result="f32", cost=2)
+unpack_bfloat = _op("unpack_bfloat", "eg_bfloat{v}({0}, {1})", _bfloat, arity=2, takes="u", result="f32", cost=2)

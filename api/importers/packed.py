@@ -13,7 +13,7 @@ from eggpu.compiler.ops import broadcast, iota, packed, reshape, slice_
 from eggpu.compiler.ops import full as full_node
 from eggpu.compiler.tracing import Array, array
 from eggpu.compiler.types import u32
-from eggpu.models.formats import FORMATS, words
+from eggpu.importers.formats import FORMATS, words
 
 FLOATS = {"F16": packed.unpack_half, "BF16": packed.unpack_bfloat}
 
@@ -41,6 +41,13 @@ class Packed:
 
     def __repr__(self) -> str:
         return f"Packed({self.format}[{self.shape[0]}, {self.shape[1]}])"
+
+    def rows(self, start: int, stop: int) -> Packed:
+        """Some of the rows."""
+        given = (self.scales, self.steps, self.lows)
+        planes = tuple(array(p.numpy()[start:stop]) for p in self.planes)
+        scales, steps, lows = (None if a is None else array(a.numpy()[start:stop]) for a in given)
+        return Packed(planes, scales, steps, lows, self.format, (stop - start, self.shape[1]))
 
     def dequantize(self) -> Array:
         """The matrix as f32 (rows, columns)."""
