@@ -377,12 +377,22 @@ def _list(types: Sequence[Type]) -> str:
     return shown + (f", ... ({len(types)} in all)" if len(types) > 4 else "")
 
 
+def keeps_order(perm: Sequence[int], shape: Sequence[int]) -> bool:
+    """True when a permutation of axes leaves the row-major order of the elements as it is."""
+    moved = [p for p in perm if shape[p] != 1]
+    return moved == sorted(moved)
+
+
 def transpose(x: Node, perm: Sequence[int]) -> Node:
     """Permute axes."""
     perm = tuple(perm)
     if isinstance(x.op, Transpose):
         perm, x = tuple(x.op.perm[p] for p in perm), x.operands[0]
-    return x if perm == tuple(range(len(x.shape))) else make(Transpose(perm), x)
+    op = Transpose(perm)
+    result = op.infer(x.type)
+    if keeps_order(perm, x.shape):  # only axes of length 1 move: the same elements in the same order
+        return reshape(x, result.shape)
+    return make(op, x)
 
 
 def reshape(x: Node, shape: Sequence[int]) -> Node:
