@@ -99,6 +99,9 @@ class Pool:
         self._device = device
         self._buckets: OrderedDict[int, list[tuple[int, Storage]]] = OrderedDict()
         self._serial = 0
+        # All of it: what an unreachable cycle holds is finalized with the cycle, and a storage that
+        # comes back from there must not have lost its memory.
+        self._all: dict[int, Storage] = {}
 
     def acquire(self, nbytes: int) -> Storage:
         """Memory of at least `nbytes`. The caller holds the device's lock."""
@@ -134,6 +137,8 @@ class Pool:
         while self.free > keep:
             size, heap = next(iter(self._buckets.items()))  # the size used longest ago
             self._device.forget({serial for serial, _ in heap})
+            for serial, _ in heap:
+                del self._all[serial]
             self.free -= size * len(heap)
             self.allocated -= size * len(heap)
             del self._buckets[size]
@@ -154,7 +159,8 @@ class Pool:
         self.allocated += size
         self._serial += 1
         self._device.counters.buffers_created += 1
-        return Storage(gpu, size, self._serial)
+        storage = self._all[self._serial] = Storage(gpu, size, self._serial)
+        return storage
 
     def _retry(self, size: int) -> Any:
         try:
