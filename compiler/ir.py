@@ -10,13 +10,16 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import IRError, user_frame
 from .index import Index
 from .types import TupleType, Type
+
+if TYPE_CHECKING:
+    from .ops.samples import Sample
 
 
 class Kind(Enum):
@@ -83,6 +86,13 @@ class Op:
     def expansions(self, *operands: Node) -> Sequence[Node]:
         """Equal programs of simpler ops, which the e-graph holds beside this one; the first is the plain lowering."""
         return ()
+
+    @classmethod
+    def samples(cls) -> Sequence[Sample]:
+        """Example calls, from which the tests of the op are made."""
+        from .ops.samples import samples
+
+        return samples(cls)
 
     def flops(self, result: Type, *operands: Type) -> int:
         """Scalar operations to compute the result from its operands."""

@@ -91,7 +91,8 @@ def _run(roots: Sequence[Node], known: Mapping[Node, Any], precision: Precision)
     values, keep = dict(known), set(roots)
     for node in order:
         check(node.kind is not Kind.INPUT, f"input {node!r} has no value")
-        result = node.op.evaluate(*(values[o] for o in node.operands))
+        with np.errstate(all="ignore"):  # infinities and NaN are values like others
+            result = node.op.evaluate(*(values[o] for o in node.operands))
         values[node] = _fitted(node, result, precision)
         for operand in node.operands:
             if last[operand] is node and operand not in keep:
@@ -131,7 +132,8 @@ def _array(node: Node, value: Any, type_: Type, precision: Precision) -> np.ndar
     same = array.dtype == to or (array.dtype.kind == "f" and to.kind == "f")
     fits = same and array.shape == type_.shape
     check(fits, f"{node.op.name} gave {array.dtype}{list(array.shape)} where its type is {type_!r}")
-    return array.astype(to, copy=False)
+    with np.errstate(over="ignore"):
+        return array.astype(to, copy=False)
 
 
 def _dtype(type_: Type, precision: Precision) -> np.dtype:

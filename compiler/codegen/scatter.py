@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from ..index import Index, unflatten
 from ..ir import Node
 from ..ops import full
+from ..ops.elementwise import barrier
 from ..ops.move import slice_
 from ..ops.scatter import scatter_add, scatter_set
 from ..schedule.kernel import KernelSource, Scratch, Stored
@@ -36,7 +37,7 @@ def lower_scatter(job: Job, analysis: Analysis) -> list[KernelSource]:
     if node.type.size == 0:
         return []
     if count == 0:
-        before = node.operands[0] if _replaces(node) else full(0, node.shape, node.dtype)
+        before = barrier(node.operands[0]) if _replaces(node) else full(0, node.shape, node.dtype)
         return lower_job(replaced(job, job.group.outputs, {node: before}, job.memory))
     if job.target.loop_limit and count > _CHUNK:
         return _chunks(job, node)

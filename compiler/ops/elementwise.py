@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from ..ir import Kind, Node, Op, make
 from ..types import DTYPES, DType, Type, bool_
 from .leaf import literal
 from .move import broadcast
+
+if TYPE_CHECKING:
+    from .samples import Sample
 
 Vjp = Callable[..., Sequence[Node | None]]
 
@@ -38,6 +42,7 @@ class Elementwise(Op):
     linear: bool = False  # its derivatives are numbers, or there are none
     mark: bool = False  # the operand itself, marked for autodiff; traced programs do not have it
     masking: bool | None = None  # see Op
+    domain: tuple[float, float] = (-2.0, 2.0)  # where its float samples lie
     kind = Kind.ELEMENTWISE
 
     @property
@@ -75,6 +80,11 @@ class Elementwise(Op):
 
     def stripped(self, operands: Sequence[Node]) -> Node | None:
         return operands[0] if self.mark else None
+
+    def samples(self) -> Sequence[Sample]:
+        from .samples import samples
+
+        return samples(self)
 
     def flops(self, result: Type, *xs: Type) -> int:
         return self.cost * result.size
@@ -117,8 +127,9 @@ ELEMENTWISE: dict[str, Elementwise] = {}
 
 def _op(label: str, wgsl: str | dict[str, str], numpy: Callable[..., np.ndarray], gradient: Vjp | None = None, *,
         arity: int = 1, takes: str = "f", result: str = "same", cost: int = 1, linear: bool = False, mark: bool = False,
-        masking: bool | None = None) -> Callable[..., Node]:  # fmt: skip
-    op = ELEMENTWISE[label] = Elementwise(label, arity, wgsl, numpy, gradient, takes, result, cost, linear, mark, masking)
+        masking: bool | None = None, domain: tuple[float, float] = (-2.0, 2.0)) -> Callable[..., Node]:  # fmt: skip
+    op = Elementwise(label, arity, wgsl, numpy, gradient, takes, result, cost, linear, mark, masking, domain)
+    ELEMENTWISE[label] = op
 
     def build(*xs: Node) -> Node:
         return make(op, *xs)
@@ -178,7 +189,7 @@ def _is_number(x: Node) -> bool:
 add = _op("add", "{0} + {1}", np.add, lambda ct, y, a, b: (ct, ct), arity=2, takes="fiu", linear=True)
 sub = _op("sub", "{0} - {1}", np.subtract, lambda ct, y, a, b: (ct, -ct), arity=2, takes="fiu", linear=True)
 mul = _op("mul", "{0} * {1}", np.multiply, lambda ct, y, a, b: (ct * b, ct * a), arity=2, takes="fiu")
-div = _op("div", "{0} / {1}", np.divide, lambda ct, y, a, b: (ct / b, -(ct * y) / b), arity=2, cost=4)
+div = _op("div", "{0} / {1}", np.divide, lambda ct, y, a, b: (ct / b, -(ct * y) / b), arity=2, cost=4, domain=(0.3, 3.0))
 neg = _op("neg", {"f": "-{0}", "i": "-{0}", "u": "{T}(0u) - {0}"}, np.negative, lambda ct, y, x: (-ct,), takes="fiu", linear=True)
 maximum = _op("maximum", "eg_max{s}({0}, {1})", np.maximum, lambda ct, y, a, b: _extreme(ct, gt(a, b), lt(a, b)), arity=2, takes="fiu", cost=2, linear=True)
 minimum = _op("minimum", "eg_min{s}({0}, {1})", np.minimum, lambda ct, y, a, b: _extreme(ct, lt(a, b), gt(a, b)), arity=2, takes="fiu", cost=2, linear=True)
@@ -189,30 +200,30 @@ ceil = _op("ceil", "ceil({0})", np.ceil, lambda ct, y, x: (None,))
 round_ = _op("round", "round({0})", np.round, lambda ct, y, x: (None,))
 # exponentials
 exp = _op("exp", "eg_exp{v}({0})", np.exp, lambda ct, y, x: (ct * y,), cost=12)
-log = _op("log", "eg_log{v}({0})", np.log, lambda ct, y, x: (ct / x,), cost=14)
-sqrt = _op("sqrt", "sqrt({0})", np.sqrt, lambda ct, y, x: (ct * 0.5 / y,), cost=4)
-rsqrt = _op("rsqrt", "eg_rsqrt{v}({0})", lambda x: 1 / np.sqrt(x), lambda ct, y, x: (ct * -0.5 * y / x,), cost=5)
+log = _op("log", "eg_log{v}({0})", np.log, lambda ct, y, x: (ct / x,), cost=14, domain=(0.2, 3.0))
+sqrt = _op("sqrt", "sqrt({0})", np.sqrt, lambda ct, y, x: (ct * 0.5 / y,), cost=4, domain=(0.2, 3.0))
+rsqrt = _op("rsqrt", "eg_rsqrt{v}({0})", lambda x: 1 / np.sqrt(x), lambda ct, y, x: (ct * -0.5 * y / x,), cost=5, domain=(0.2, 3.0))
 tanh = _op("tanh", "eg_tanh{v}({0})", np.tanh, lambda ct, y, x: (ct * (1.0 - y * y),), cost=16)
 sin = _op("sin", "eg_sin{v}({0})", np.sin, lambda ct, y, x: (ct * cos(x),), cost=14)
 cos = _op("cos", "eg_cos{v}({0})", np.cos, lambda ct, y, x: (ct * -sin(x),), cost=14)
 exp2 = _op("exp2", "eg_exp2{v}({0})", np.exp2, lambda ct, y, x: (ct * y * math.log(2),), cost=12)
-log2 = _op("log2", "eg_log2{v}({0})", np.log2, lambda ct, y, x: (ct / x * (1 / math.log(2)),), cost=14)
+log2 = _op("log2", "eg_log2{v}({0})", np.log2, lambda ct, y, x: (ct / x * (1 / math.log(2)),), cost=14, domain=(0.2, 3.0))
 expm1 = _op("expm1", "eg_expm1{v}({0})", np.expm1, lambda ct, y, x: (ct * (y + 1.0),), cost=16)
-log1p = _op("log1p", "eg_log1p{v}({0})", np.log1p, lambda ct, y, x: (ct / (x + 1.0),), cost=18)
+log1p = _op("log1p", "eg_log1p{v}({0})", np.log1p, lambda ct, y, x: (ct / (x + 1.0),), cost=18, domain=(-0.8, 3.0))
 sigmoid = _op("sigmoid", "eg_sigmoid{v}({0})", lambda x: np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))), lambda ct, y, x: (ct * y * (1.0 - y),), cost=16)
 erf = _op("erf", "eg_erf{v}({0})", np.vectorize(math.erf, otypes=[float]), lambda ct, y, x: (ct * exp(-(x * x)) * (2 / math.sqrt(math.pi)),), cost=20)
-pow_ = _op("pow", "eg_pow{v}({0}, {1})", np.power, lambda ct, y, a, b: _pow_vjp(ct, y, a, b), arity=2, cost=40)
+pow_ = _op("pow", "eg_pow{v}({0}, {1})", np.power, lambda ct, y, a, b: _pow_vjp(ct, y, a, b), arity=2, cost=40, domain=(0.2, 3.0))
 # trigonometry, in radians
-tan = _op("tan", "eg_tan{v}({0})", np.tan, lambda ct, y, x: (ct * (1.0 + y * y),), cost=30)
-asin = _op("asin", "eg_asin{v}({0})", np.arcsin, lambda ct, y, x: (ct * rsqrt(1.0 - x * x),), cost=20)
-acos = _op("acos", "eg_acos{v}({0})", np.arccos, lambda ct, y, x: (-(ct * rsqrt(1.0 - x * x)),), cost=20)
+tan = _op("tan", "eg_tan{v}({0})", np.tan, lambda ct, y, x: (ct * (1.0 + y * y),), cost=30, domain=(-1.2, 1.2))
+asin = _op("asin", "eg_asin{v}({0})", np.arcsin, lambda ct, y, x: (ct * rsqrt(1.0 - x * x),), cost=20, domain=(-0.9, 0.9))
+acos = _op("acos", "eg_acos{v}({0})", np.arccos, lambda ct, y, x: (-(ct * rsqrt(1.0 - x * x)),), cost=20, domain=(-0.9, 0.9))
 atan = _op("atan", "eg_atan{v}({0})", np.arctan, lambda ct, y, x: (ct / (1.0 + x * x),), cost=20)
-atan2 = _op("atan2", "eg_atan2{v}({0}, {1})", np.arctan2, lambda ct, y, a, b: (ct * b / (a * a + b * b), -(ct * a) / (a * a + b * b)), arity=2, cost=26)
+atan2 = _op("atan2", "eg_atan2{v}({0}, {1})", np.arctan2, lambda ct, y, a, b: (ct * b / (a * a + b * b), -(ct * a) / (a * a + b * b)), arity=2, cost=26, domain=(0.3, 3.0))
 sinh = _op("sinh", "eg_sinh{v}({0})", np.sinh, lambda ct, y, x: (ct * cosh(x),), cost=24)
 cosh = _op("cosh", "eg_cosh{v}({0})", np.cosh, lambda ct, y, x: (ct * sinh(x),), cost=24)
 # division that rounds down, and its remainder, which has the sign of the divisor (NumPy); x // 0 is 0 for integers
-floor_divide = _op("floor_divide", "eg_floordiv{s}({0}, {1})", np.floor_divide, lambda ct, y, a, b: (None, None), arity=2, takes="fiu", cost=8)
-remainder = _op("remainder", "eg_mod{s}({0}, {1})", np.remainder, lambda ct, y, a, b: (ct, -(ct * floor_divide(a, b))), arity=2, takes="fiu", cost=10)
+floor_divide = _op("floor_divide", "eg_floordiv{s}({0}, {1})", np.floor_divide, lambda ct, y, a, b: (None, None), arity=2, takes="fiu", cost=8, domain=(0.3, 3.0))
+remainder = _op("remainder", "eg_mod{s}({0}, {1})", np.remainder, lambda ct, y, a, b: (ct, -(ct * floor_divide(a, b))), arity=2, takes="fiu", cost=10, domain=(0.3, 3.0))
 integer_power = _op("integer_power", "eg_ipow{s}({0}, {1})", lambda a, b: _integer_power(a, b), arity=2, takes="iu", cost=96)
 # shifts by 32 or more give 0 (or the sign of a signed number shifted right), as in NumPy
 shift_left = _op("shift_left", "eg_shl{s}({0}, {1})", np.left_shift, arity=2, takes="iu", cost=2)

@@ -13,6 +13,9 @@ from ..ir import Kind, Node, Op, make
 from ..types import TupleType, Type
 
 
+EMPTY = -1e30  # the log-sum-exp of no scores
+
+
 @dataclass(frozen=True)
 class Get(Op):
     """The `index`-th result of a kernel with several."""
@@ -81,7 +84,7 @@ class _AttentionBase(Op):
 class Attention(_AttentionBase):
     """(q, k, v[, mask or bias]) -> (output (..., t, e), log-sum-exp of the scores (..., t, 1)).
 
-    A row without visible keys gives output 0 and log-sum-exp -inf.
+    A row without visible keys gives output 0 and log-sum-exp -1e30: finite, so that no score minus it is NaN.
     """
 
     name = "attention"
@@ -97,7 +100,8 @@ class Attention(_AttentionBase):
             e = np.exp(s - np.where(np.isneginf(top), 0, top))
             total = e.sum(-1, keepdims=True)
             p = np.where(total == 0, 0, e / np.where(total == 0, 1, total))
-            return np.matmul(p, v).astype(q.dtype), (np.log(total) + top).astype(q.dtype)
+            lse = np.where(total == 0, EMPTY, np.log(total) + top)
+            return np.matmul(p, v).astype(q.dtype), lse.astype(q.dtype)
 
     def flops(self, result: TupleType, q: Type, k: Type, v: Type, *extra: Type) -> int:  # type: ignore[override]
         pairs = q.size // q.shape[-1] * k.shape[-2]
@@ -124,7 +128,7 @@ class AttentionBackward(_AttentionBase):
     def evaluate(self, q, k, v, lse, delta, ct, *extra):  # noqa: ANN001, ANN201
         with np.errstate(all="ignore"):
             raw, s = self.scores(q, k, extra)
-            p = np.where(np.isneginf(s), 0, np.exp(s - np.where(np.isneginf(lse), 0, lse)))
+            p = np.where(np.isneginf(s), 0, np.exp(s - lse))
             ds = p * (np.matmul(ct, np.swapaxes(v, -1, -2)) - delta)
             if self.softcap:
                 ds = ds * (1 - np.tanh(raw / self.softcap) ** 2)

@@ -95,10 +95,11 @@ class Conv(Op):
     def evaluate(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         d, g = len(self.stride), self.groups
         windows = Windows(w.shape[2:], self.stride, self.dilation).evaluate(x)
-        n, places = x.shape[0], windows.shape[2 : 2 + d]
-        columns = windows.reshape(n, g, x.shape[1] // g, math.prod(places), math.prod(w.shape[2:]))
-        columns = np.moveaxis(columns, 3, -1).reshape(n, g, -1, math.prod(places))
-        return np.matmul(w.reshape(1, g, w.shape[0] // g, -1), columns).reshape(n, w.shape[0], *places)
+        n, o, places = x.shape[0], w.shape[0], windows.shape[2 : 2 + d]
+        k, size = math.prod(w.shape[1:]), math.prod(places)
+        columns = windows.reshape(n, g, x.shape[1] // g, size, math.prod(w.shape[2:]))
+        columns = np.moveaxis(columns, 3, -1).reshape(n, g, k, size)
+        return np.matmul(w.reshape(1, g, o // g, k), columns).reshape(n, o, *places)
 
     def expansions(self, x: Node, w: Node) -> list[Node]:
         """The convolution as an implicit product: weights times windows, image by image or over all images."""

@@ -136,11 +136,13 @@ def scatters_as_products(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
             continue
         updates, places = node.operands
         rows, count = node.op.rows, updates.shape[0]
+        if not count or not node.type.size:
+            continue
         p = cast(places, i32)
         p = E.select(E.lt(p, _number(0, p)), p + rows, p)
         p = E.minimum(E.maximum(p, _number(0, p)), _number(rows - 1, p))
         hits = E.eq(broadcast(reshape(p, (1, count)), (rows, count)), iota((rows, count), 0, i32))
-        width = updates.type.size // count if count else 0
+        width = updates.type.size // count
         yield (
             node,
             reshape(dot(cast(hits, updates.dtype), reshape(updates, (count, width))), node.shape),
