@@ -1,0 +1,239 @@
+"""Generation: prompts through bucketed prefill plans, then one plan for all steps.
+
+Of each step only the token is read, 4 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+import eggpu as eg
+from eggpu.compiler.errors import EggpuError
+from eggpu.compiler.tracing import Array, array
+from eggpu.generate.sampling import Knobs, Sampling, choose, knobs, marked
+from eggpu.models.cache import Cache, Place, chunks, empty
+from eggpu.models.llama import Settings
+from eggpu.session import Compiled
+
+SIZES = (1, 16, 64, 256)  # positions of the prefill plans
+
+
+class GenerationError(EggpuError, ValueError):
+    """A prompt cannot be continued: it is empty, too long, or holds unknown tokens."""
+
+
+class Decoder(Protocol):
+    """A language model with a cache."""
+
+    settings: Settings
+
+    def step(self, tokens: Array, cache: Cache, place: Place) -> tuple[Array, Cache]: ...
+
+    def logits(self, hidden: Array) -> Array: ...
+
+
+@dataclass(frozen=True)
+class State:
+    """All that goes from step to step, on the device."""
+
+    cache: Cache
+    place: Place
+    knobs: Knobs
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of a session's state, from which others can go on."""
+
+    state: State
+    texts: tuple[tuple[int, ...], ...]
+    token: np.ndarray
+
+
+def advance(
+    model: Decoder, state: State, tokens: Array, count: Array
+) -> tuple[Array, Array | None, State]:
+    """The token after the first `count` of `tokens` (batch, t), its log-probability, the next state."""
+    hidden, cache = model.step(tokens, state.cache, state.place)
+    last = hidden[:, 0] if tokens.shape[1] == 1 else eg.take(hidden, count - 1, 1)
+    first = state.place.first + count
+    token, logprob, next_knobs = choose(model.logits(last), state.knobs, first)
+    place = Place(first, state.place.start)
+    return token.reshape((-1, 1)), logprob, State(cache, place, next_knobs)
+
+
+class Generator:
+    """A model with room for `batch` texts of `context` tokens.
+
+    Plans are compiled on first use, one for each of `sizes` and choice of sampling, and serve every
+    later step: positions and options are data. `cache_dtype` is f32, or f16 where the device has it.
+    """
+
+    def __init__(
+        self, model: Decoder, *, context: int | None = None, batch: int = 1,
+        cache_dtype: str = "f32", sizes: Sequence[int] = SIZES, **options: Any,
+    ) -> None:  # fmt: skip
+        s = model.settings
+        self.model, self.batch, self.cache_dtype = model, batch, cache_dtype
+        self.context = min(context or s.context, s.context)
+        self.sizes = tuple(sorted(n for n in {1, *sizes} if n <= self.context))
+        self.advance: Compiled = eg.compile(advance, donate=("state",), name="advance", **options)
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None
+    ) -> GenerationSession:
+        """Take prompts in, one a row of the batch; the first token of each is then chosen."""
+        return GenerationSession(self, prompts, sampling or Sampling())
+
+    @property
+    def programs(self) -> int:
+        """Compiled programs so far."""
+        return len(self.advance.recompilations) + bool(self.advance._versions)  # noqa: SLF001
+
+    def empty_cache(self) -> Cache:
+        """A cache without positions."""
+        s = self.model.settings
+        return empty(
+            len(s.layers), self.batch, s.kv_heads, self.context, s.head_size, self.cache_dtype
+        )
+
+
+class GenerationSession:
+    """Texts being written. `token` are the latest tokens; `next()` writes them and chooses others."""
+
+    def __init__(
+        self, generator: Generator, prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> None:
+        texts = [list(p) for p in prompts]
+        _check(texts, generator)
+        self.generator, self.sampling = generator, sampling
+        self.texts = texts
+        self.logprob: np.ndarray | None = None
+        longest = max(map(len, texts))
+        start = array(np.array([longest - len(t) for t in texts], np.int32))
+        vocab = generator.model.settings.vocab
+        place = Place(array(np.int32(0)), start)
+        self._state = State(generator.empty_cache(), place, knobs(sampling, texts, vocab))
+        self._position = 0
+        padded = [[0] * (longest - len(t)) + t for t in texts]
+        self._run(np.array(padded, np.int32))
+
+    def _run(self, tokens: np.ndarray) -> None:
+        """Write tokens (batch, t) into the cache in chunks."""
+        at = 0
+        room = self.generator.context - self._position
+        for size, count in chunks(tokens.shape[1], room, self.generator.sizes):
+            part = np.zeros((tokens.shape[0], size), np.int32)
+            part[:, :count] = tokens[:, at : at + count]
+            at += count
+            self._step(array(part), count)
+            if at < tokens.shape[1]:
+                self._forget_choice()
+        self._read()
+
+    def _forget_choice(self) -> None:
+        """What a chunk before the last chose is not written, so it does not count as seen."""
+        held = self._state.knobs
+        if held.seen is not None:
+            marks = array(marked(self.texts, held.seen.shape[-1]))
+            self._state = replace(self._state, knobs=replace(held, seen=marks))
+
+    def _step(self, tokens: Array, count: int) -> None:
+        number = array(np.int32(count))
+        out = self.generator.advance(self.generator.model, self._state, tokens, number)
+        self._chosen, self._logprob, self._state = out
+        self._position += count
+
+    def _read(self) -> None:
+        self.token = self._chosen.numpy()[:, 0]
+        self.logprob = None if self._logprob is None else self._logprob.numpy()
+
+    @property
+    def position(self) -> int:
+        """Positions in the cache."""
+        return self._position
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit."""
+        return self.generator.context - self._position
+
+    def next(self) -> np.ndarray:
+        """Write the latest tokens and choose the next ones, (batch,). Raises GenerationError when the
+        context is full."""
+        if self.room < 1:
+            raise GenerationError(f"the context of {self.generator.context} tokens is full")
+        for text, token in zip(self.texts, self.token, strict=True):
+            text.append(int(token))
+        self._step(self._chosen, 1)
+        self._read()
+        return self.token
+
+    def feed(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        """Write given tokens, equally many a text, instead of the chosen ones."""
+        _check([list(t) for t in tokens], self.generator)
+        if len({len(t) for t in tokens}) != 1 or len(tokens[0]) > self.room:
+            lengths = [len(t) for t in tokens]
+            raise GenerationError(f"needs equally many tokens, at most {self.room}, got {lengths}")
+        for text, new in zip(self.texts, tokens, strict=True):
+            text.extend(new)
+        self._run(np.array(tokens, np.int32))
+        return self.token
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the state, from which `restore` goes on any number of times."""
+        return Snapshot(_copied(self._state), tuple(map(tuple, self.texts)), self._chosen.numpy())
+
+    def restore(self, saved: Snapshot) -> None:
+        """Go on from a snapshot."""
+        self._state = _copied(saved.state)
+        self.texts = [list(t) for t in saved.texts]
+        self._position = int(saved.state.place.first.numpy())
+        self._chosen = array(saved.token)
+        self.token = saved.token[:, 0]
+
+    def rewind(self, count: int) -> None:
+        """Forget the last `count` positions and choose again from what is before them."""
+        shortest = min(map(len, self.texts))
+        if not 0 < count < shortest:
+            raise GenerationError(f"can go back 1 to {shortest - 1} positions, got {count}")
+        again = [text[-count - 1] for text in self.texts]
+        self.texts = [text[:-count] for text in self.texts]
+        self._position -= count + 1
+        place = replace(self._state.place, first=array(np.int32(self._position)))
+        self._state = replace(self._state, place=place)
+        self._forget_choice()
+        self._run(np.array(again, np.int32).reshape(-1, 1))
+
+    def tokens(self, most: int, stop: Callable[[int], bool] = lambda _: False) -> Iterator[int]:
+        """Up to `most` tokens of the first text, until one that `stop` names (which is not given)."""
+        for number in range(most):
+            token = int(self.token[0])
+            if stop(token):
+                return
+            yield token
+            if number + 1 == most or self.room < 1:
+                return
+            self.next()
+
+
+def _copied(state: State) -> State:
+    return eg.tree_map(lambda a: array(np.array(a.numpy())), state)
+
+
+def _check(texts: list[list[int]], generator: Generator) -> None:
+    if len(texts) != generator.batch:
+        raise GenerationError(f"needs {generator.batch} texts, got {len(texts)}")
+    vocab = generator.model.settings.vocab
+    for text in texts:
+        if not text:
+            raise GenerationError("a prompt needs at least one token")
+        if len(text) > generator.context:
+            most = generator.context
+            raise GenerationError(f"the prompt has {len(text)} tokens, the context {most}")
+        if not all(0 <= t < vocab for t in text):
+            raise GenerationError(f"a token is a number from 0 to {vocab - 1}")

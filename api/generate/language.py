@@ -1,0 +1,167 @@
+"""A language model with its tokenizer and chat template: text in, text out piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eggpu.generate import chat
+from eggpu.generate.find import find
+from eggpu.generate.generator import GenerationError, GenerationSession, Generator
+from eggpu.generate.sampling import Sampling
+from eggpu.generate.tokenizer import Tokenizer, from_file, from_gguf
+from eggpu.importers.folder import Folder, open_folder
+from eggpu.importers.gguf_file import GGUF, open_gguf
+from eggpu.importers.tensors import ModelFileError
+from eggpu.models import gpt2, llama_config
+
+_PARTIAL = "\ufffd"  # what bytes decode to that are no whole character yet
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text. The last piece says why it ends: "stop" or "length"."""
+
+    text: str
+    tokens: int  # generated so far
+    logprob: float | None = None
+    finish: str = ""
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A model, its tokenizer, and the template of its conversations ("" where it has none)."""
+
+    model: Any
+    tokenizer: Tokenizer
+    template: str = ""
+    begin: str = ""
+    end: str = ""
+
+    def prompt(self, text: str | Sequence[chat.Message], raw: bool = False) -> list[int]:
+        """Ids of a prompt: a text to continue (`raw`, or no template), a user's message or several."""
+        if isinstance(text, str) and (raw or not self.template):
+            return self.tokenizer.encode(text)
+        messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
+        if not self.template:
+            raise ModelFileError("the model has no chat template: give it a text to continue")
+        full = chat.render(self.template, messages, begin=self.begin, end=self.end)
+        return self.tokenizer.encode(full, special=False)
+
+    def stream(
+        self, generator: Generator, ids: Sequence[int], sampling: Sampling | None = None, *,
+        most: int = 256, stop: Sequence[str] = (),
+    ) -> Iterator[Piece]:  # fmt: skip
+        """The continuation of a prompt as it is made, up to `most` tokens, the end of the text, or
+        one of the strings `stop`, which is not part of it."""
+        if most < 1:
+            raise GenerationError(f"needs at least 1 token to generate, got {most}")
+        session = generator.start([ids], sampling)
+        return _pieces(self.tokenizer, session, most, tuple(s for s in stop if s))
+
+
+def _pieces(
+    tokenizer: Tokenizer, session: GenerationSession, most: int, stop: tuple[str, ...]
+) -> Iterator[Piece]:
+    ids: list[int] = []
+    shown = ""
+    for token in session.tokens(most, tokenizer.end.__contains__):
+        ids.append(token)
+        text = tokenizer.decode(ids)
+        at = min((k for s in stop if (k := text.find(s)) >= 0), default=-1)
+        if at >= 0:
+            yield Piece(text[len(shown) : at], len(ids), _logprob(session), "stop")
+            return
+        ready = len(text) - _held_back(text, stop)
+        if ready > len(shown) and not text.endswith(_PARTIAL):
+            yield Piece(text[len(shown) : ready], len(ids), _logprob(session))
+            shown = text[:ready]
+    rest = tokenizer.decode(ids)[len(shown) :]
+    ended = len(ids) < most and int(session.token[0]) in tokenizer.end
+    yield Piece(rest, len(ids), None, "stop" if ended else "length")
+
+
+def _logprob(session: GenerationSession) -> float | None:
+    return None if session.logprob is None else float(session.logprob[0])
+
+
+def _held_back(text: str, stop: tuple[str, ...]) -> int:
+    """Characters at the end that may be the beginning of a stop string."""
+    most = 0
+    for s in stop:
+        for n in range(min(len(s) - 1, len(text)), most, -1):
+            if text.endswith(s[:n]):
+                most = n
+                break
+    return most
+
+
+def load_language_model(name: str, context: int | None = None) -> LanguageModel:
+    """The language model of a name, file or folder (see `find`)."""
+    path = find(name)
+    return _from_folder(path, context) if path.is_dir() else _from_file(path)
+
+
+def _from_file(path: Path) -> LanguageModel:
+    file = open_gguf(path)
+    if file.architecture not in llama_config.GGUF_ARCHITECTURES:
+        known = ", ".join(llama_config.GGUF_ARCHITECTURES)
+        raise ModelFileError(f"{path} has the architecture {file.architecture!r}; known are {known}")
+    beside = path.parent / "tokenizer.json"
+    tokenizer = from_file(beside, _ends(file)) if beside.is_file() else from_gguf(file)
+    tokens = file.get("tokenizer.ggml.tokens", [])
+
+    def text(key: str) -> str:
+        at = file.get(f"tokenizer.ggml.{key}_token_id")
+        return tokens[at] if isinstance(at, int) and 0 <= at < len(tokens) else ""
+
+    template = file.get("tokenizer.chat_template", "")
+    return LanguageModel(
+        llama_config.from_gguf(file), tokenizer, str(template), text("bos"), text("eos")
+    )
+
+
+def _ends(file: GGUF) -> list[int]:
+    ids = [file.get(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot")]
+    return [i for i in ids if isinstance(i, int)]
+
+
+def _from_folder(path: Path, context: int | None) -> LanguageModel:
+    folder = open_folder(path)
+    kind = folder.config.get("model_type")
+    if kind == "gpt2":
+        model: Any = gpt2.from_config(folder.config, folder.weights)
+    elif kind in llama_config.MODEL_TYPES:
+        model = llama_config.from_config(folder.config, folder.weights, context)
+    else:
+        known = ", ".join((*llama_config.MODEL_TYPES, "gpt2"))
+        raise ModelFileError(f"{path} has the model_type {kind!r}; language models are {known}")
+    settings = folder.json("tokenizer_config.json")
+    tokenizer = from_file(path / "tokenizer.json", _end_ids(folder))
+    begin, end = (_token_text(settings.get(k)) for k in ("bos_token", "eos_token"))
+    return LanguageModel(model, tokenizer, _template(folder, settings), begin, end)
+
+
+def _end_ids(folder: Folder) -> list[int]:
+    found: list[int] = []
+    for values in (folder.config, folder.json("generation_config.json")):
+        ids = values.get("eos_token_id")
+        found += [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)]
+    return found
+
+
+def _token_text(value: Any) -> str:
+    return str(value.get("content", "")) if isinstance(value, dict) else str(value or "")
+
+
+def _template(folder: Folder, settings: dict[str, Any]) -> str:
+    beside = folder.path / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text(encoding="utf-8")
+    template = settings.get("chat_template") or ""
+    if isinstance(template, list):  # several, by name
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default") or ""
+    return str(template)
