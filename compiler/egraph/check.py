@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -207,7 +207,8 @@ class Sample:
             if k in known:
                 out.append(known[k])
                 continue
-            number = float(self.env[item[1:]] if item[0] == "#" else item)  # type: ignore[arg-type]
+            text = str(item)
+            number = float(self.env[text[1:]] if text[0] == "#" else text)
             choice = bool_ if term[0] == "Select" and k == 0 else (*typed, f32)[0]
             out.append(self._full(number, like.shape, choice))
         return out
@@ -299,7 +300,7 @@ def _attribute(value: Any, sort: str) -> str:
     raise IRError(f"no attribute has sort {sort}")
 
 
-def _is_variable(term: Term) -> bool:
+def _is_variable(term: Term) -> TypeGuard[str]:
     return isinstance(term, str) and not is_number(term) and not term.startswith('"')
 
 

@@ -17,7 +17,6 @@ from typing import Any, get_type_hints
 
 from ..errors import IRError
 from ..ir import Kind, Op
-from ..ops import fused as _fused  # noqa: F401 - its ops are part of the language
 from ..ops.elementwise import ELEMENTWISE, Elementwise
 from ..ops.leaf import literal
 from ..ops.reduce import COMBINES, Reduce

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import IRError
 from ..ir import Node
@@ -107,11 +107,11 @@ def show(term: Term) -> str:
     return term if isinstance(term, str) else f"({' '.join(map(show, term))})"
 
 
-def is_number(term: Term) -> bool:
+def is_number(term: Term) -> TypeGuard[str]:
     return isinstance(term, str) and _NUMBER.match(term) is not None
 
 
-def is_constant(term: Term) -> bool:
+def is_constant(term: Term) -> TypeGuard[str]:
     return isinstance(term, str) and (is_number(term) or term.startswith("#"))
 
 
@@ -191,12 +191,11 @@ class _Translation:
 
     def _by_constant(self, term: Term) -> str:
         """The result of an operation with a number, found in the relation that holds just these."""
-        _, operand, number = term
+        op, operand, number = term
         name = f"k{next(self.fresh)}"
-        value = float_text(float(number)) if is_number(number) else number[1:]  # type: ignore[arg-type, index]
-        self.premises.append(
-            f"({BY_CONSTANT[term[0]]} {name} {show(self._pattern(operand))} {value})"
-        )  # type: ignore[index]
+        value = float_text(float(number)) if is_number(number) else show(number)[1:]
+        pattern = show(self._pattern(operand))
+        self.premises.append(f"({BY_CONSTANT[show(op)]} {name} {pattern} {value})")
         return name
 
     def _constant(self, value: str) -> str:
