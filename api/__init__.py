@@ -155,5 +155,7 @@ from eggpu.session import compile as compile  # noqa: A004
 from eggpu.session import device as device
 from eggpu.session import put as put
 from eggpu.session import synchronize as synchronize
+from eggpu import nn as nn  # isort: skip
+from eggpu import optim as optim  # isort: skip
 
 __version__ = "0.1.0"

@@ -20,7 +20,7 @@ from eggpu.train.run import Result, Run, positive, settings
 from eggpu.train.sample import sample_text
 from eggpu.train.task import Batch, Task, initial_state, training_step
 
-STEPS, MINUTES = 2500, 4.0  # whichever ends first, unless told otherwise
+STEPS, MINUTES = 2500, 2.5  # whichever ends first, unless told otherwise
 _EVALUATED = 32  # batches of validation text
 _SHAPE = ("layers", "width", "heads", "context")
 
