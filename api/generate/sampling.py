@@ -172,4 +172,3 @@ def probabilities(logits: np.ndarray, s: Sampling, seen: Sequence[int] = ()) -> 
     if s.min_p:
         p[p < s.min_p * p.max()] = 0
     return p / p.sum()
-

@@ -60,7 +60,9 @@ def _sharded(folder: Path) -> Weights:
     files = {}
     for name in sorted(set(index.values())):
         if Path(name).name != name or not (folder / name).is_file():
-            raise ModelFileError(f"{folder / _INDEX} names the file {name!r:.80}, which is not there")
+            raise ModelFileError(
+                f"{folder / _INDEX} names the file {name!r:.80}, which is not there"
+            )
         files[name] = tensors(folder / name)
     for tensor, name in index.items():
         if tensor not in files[name]:

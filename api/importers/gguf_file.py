@@ -25,7 +25,19 @@ _TYPES = {
     17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S",
     23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16",
 }  # fmt: skip
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 
 
@@ -121,7 +133,9 @@ class _Reader:
         code = _SCALARS.get(inner)
         n = self.count(struct.calcsize(f"<{code}") if code else 8, f"entries of {key!r:.80}")
         if code:
-            return list(struct.unpack(f"<{n}{code}", self.take(n * struct.calcsize(f"<{code}"), key)))
+            return list(
+                struct.unpack(f"<{n}{code}", self.take(n * struct.calcsize(f"<{code}"), key))
+            )
         return [self.value(inner, key, depth + 1) for _ in range(n)]
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -146,5 +160,7 @@ class _Reader:
                 raise self.fail(f"tensor {name!r} has the unknown type {kind}")
             if offset % alignment:
                 raise self.fail(f"tensor {name!r} lies at {offset}, not a multiple of {alignment}")
-            tensors[name] = placed(name, shape, _TYPES[kind], self.path, start + offset, -1, self.size)
+            tensors[name] = placed(
+                name, shape, _TYPES[kind], self.path, start + offset, -1, self.size
+            )
         return tensors

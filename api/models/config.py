@@ -33,7 +33,9 @@ class Config:
         if value is None:
             raise ModelFileError(f"{self.where} has no {key!r}")
         if type(value) is not int or not 0 < value < _LARGEST:
-            raise ModelFileError(f"{self.where} needs a positive integer {key!r}, got {value!r:.60}")
+            raise ModelFileError(
+                f"{self.where} needs a positive integer {key!r}, got {value!r:.60}"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

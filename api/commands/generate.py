@@ -1,0 +1,100 @@
+"""`eggpu generate`: text from a pretrained language model, as it is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import eggpu as eg
+
+_INTERRUPTED = 130
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    text = "write text with a pretrained language model"
+    parser = commands.add_parser(
+        "generate", parents=[common], help=text,
+        description="Answer a prompt with a pretrained language model.",
+        epilog='example: eggpu generate --model smollm2 "What is the capital of France?"',
+    )  # fmt: skip
+    parser.add_argument("prompt", help="what to answer, or with --raw to continue; - reads it")
+    parser.add_argument(
+        "--model", default="smollm2", metavar="NAME",
+        help="smollm2, a GGUF file or a folder with config.json (default: smollm2)",
+    )  # fmt: skip
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(default: 256)")
+    parser.add_argument(
+        "--context", type=int, default=None, metavar="N",
+        help="room for prompt and answer (default: what they need)",
+    )  # fmt: skip
+    parser.add_argument("--system", metavar="TEXT", help="the system's message")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt, without a template"
+    )
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it")
+    parser.add_argument(
+        "--cache", choices=("f32", "f16"), default="f32", help="type of keys and values"
+    )
+    parser.add_argument("--stats", action="store_true", help="tell tokens a second, on stderr")
+    group = parser.add_argument_group("choice of tokens")
+    for name, kind, default, what in (
+        ("temperature", float, 0.0, "0 takes the likeliest"),
+        ("top-k", int, 0, "among the K likeliest; 0 is all"),
+        ("top-p", float, 1.0, "among the likeliest that make up this probability"),
+        ("min-p", float, 0.0, "among those with this share of the highest probability"),
+        ("repetition-penalty", float, 1.0, "of tokens that were there"),
+        ("seed", int, 0, "of random choices"),
+    ):
+        group.add_argument(
+            f"--{name}", type=kind, default=default, metavar="X" if kind is float else "N",
+            help=f"{what} (default: {default})",
+        )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate and print."""
+    from eggpu.generate import Generator, Sampling, load_language_model
+
+    if args.device is not None:
+        eg.device(args.device)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    sampling = Sampling(**{name: getattr(args, name) for name in names})
+    language = load_language_model(args.model, args.context)
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    ids = language.prompt(_messages(prompt, args.system) if args.system else prompt, args.raw)
+    context = args.context or rounded(len(ids) + args.max_tokens)
+    generator = Generator(language.model, context=context, cache_dtype=args.cache)
+    started = time.perf_counter()
+    first, count, finish = started, 0, ""
+    for piece in language.stream(generator, ids, sampling, most=args.max_tokens, stop=args.stop):
+        print(piece.text, end="", flush=True)
+        if count == 0:
+            first = time.perf_counter()
+        count, finish = piece.tokens, piece.finish
+    print()
+    if args.stats:
+        _tell(len(ids), first - started, count, time.perf_counter() - first, finish)
+    return 0
+
+
+def rounded(tokens: int) -> int:
+    """A context that holds `tokens`: a power of 2, so that few programs are made."""
+    return max(64, 1 << (tokens - 1).bit_length())
+
+
+def _messages(prompt: str, system: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+
+
+def _tell(prompt: int, before: float, count: int, seconds: float, finish: str) -> None:
+    rate = f", {(count - 1) / seconds:.1f} tokens/s" if count > 1 and seconds > 0 else ""
+    ended = {"stop": "ended by itself", "length": "cut at its length"}.get(finish, finish)
+    print(
+        f"{prompt} tokens of prompt; first token after {before:.2f} s with compiling; "
+        f"{count} tokens{rate}; {ended}",
+        file=sys.stderr,
+    )
