@@ -17,7 +17,7 @@ from ..ops import reshape as reshape_node
 from ..ops import transpose as transpose_node
 from ..tracing import Array, array
 from ..types import dtype as as_dtype
-from ..types import f32, i32
+from ..types import bool_, f32, i32
 from .convert import Value, axes_of, broadcast_shapes, is_scalar, node, one_axis, promoted, scalar_dtype, wrap
 
 Shape = int | Sequence[int]
@@ -229,6 +229,8 @@ def pad(x: Value, widths: Any, mode: str = "constant", constant_values: Value = 
     if any(w < 0 for p in pairs for w in p):
         raise ShapeMismatch(f"pad needs widths of at least 0, got {widths}")
     if mode == "constant":
+        if n.dtype is bool_ and is_scalar(constant_values):
+            constant_values = bool(constant_values)
         value = promoted("pad", [wrap(n), constant_values])[1]
         if value.shape or value.dtype != n.dtype:
             raise ShapeMismatch(f"pad of {n.type} needs a number of its dtype, got {value.type}")

@@ -260,8 +260,8 @@ class Gather(Move):
     def infer(self, x: Type, positions: Type) -> Type:
         if positions.dtype.kind not in "iu":
             raise TypeMismatch(f"gather needs integer positions, got {positions}")
-        if not 0 <= self.axis < x.rank or x.shape[self.axis] == 0:
-            raise ShapeMismatch(f"gather needs a non-empty axis {self.axis}, got {x}")
+        if not 0 <= self.axis < x.rank or (x.shape[self.axis] == 0 and positions.size):
+            raise ShapeMismatch(f"gather needs a non-empty axis {self.axis}, got {x} and positions {positions}")
         return Type(x.shape[: self.axis] + positions.shape + x.shape[self.axis + 1 :], x.dtype)
 
     def evaluate(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -235,6 +235,7 @@ def _gather() -> Iterator[Sample]:
     for shape, axis in (((5,), 0), ((5, 4), 0), ((3, 5), 1), ((2, 5, 3), 1), ((1, 5), 1)):
         for positions in (np.array([0, 3, 3, -1, -5, 4]), np.array([[1, 2], [2, 0]]), np.array(2), np.zeros(0), np.array([7, -9])):
             yield Sample(Gather(axis), (floats(*shape), positions.astype(np.int32)))
+    yield Sample(Gather(1), (floats(3, 0, 2), np.zeros(0, np.int32)))
     yield Sample(Gather(0), (integers(4, 3, dtype="bool"), np.array([3, 9, 0], np.uint32)))
 
 
