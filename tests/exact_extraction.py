@@ -138,48 +138,68 @@ def _base(p: Problem, c: int) -> int:
 
 
 def _solve(p: Problem, options: list[Option]) -> float:
-    """Kernels x, stored classes s, positions t: s[o] >= x; t[out] > t[operand] where x; sum of x
-    that store c >= s[c]."""
-    classes = sorted({c for o in options for c in o.outs})
-    place = {c: i for i, c in enumerate(classes)}
-    kernels, count = len(options), len(classes)
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    least: list[float] = []
+    """Kernels x, stored classes s: s[o] >= x for its operands o; the x that store c add up to s[c].
 
-    def add(terms: list[tuple[int, float]], at_least: float) -> None:
-        for column, value in terms:
-            rows.append(len(least))
-            columns.append(column)
-            values.append(value)
-        least.append(at_least)
+    Stored values that wait for each other are forbidden when they turn up in a solution.
+    """
+    classes = sorted({c for o in options for c in o.outs})
+    place = {c: len(options) + i for i, c in enumerate(classes)}
+    size = len(options) + len(classes)
+    rows: list[dict[int, float]] = []
+    low_high: list[tuple[float, float]] = []
+
+    def add(row: dict[int, float], low: float, high: float) -> None:
+        rows.append(row)
+        low_high.append((low, high))
 
     for j, option in enumerate(options):
         for o in sorted(option.operands & place.keys()):
-            add([(kernels + place[o], 1), (j, -1)], 0)
-            for out in option.outs:
-                later, earlier = kernels + count + place[out], kernels + count + place[o]
-                add([(later, 1), (earlier, -1), (j, -count - 1)], -count)
+            add({place[o]: 1, j: -1}, 0, np.inf)
     for c in classes:
-        makers = [(j, 1.0) for j, option in enumerate(options) if c in option.outs]
-        add([*makers, (kernels + place[c], -1)], 0)
-    low, high = np.zeros(kernels + 2 * count), np.ones(kernels + 2 * count)
-    high[kernels + count :] = count
-    for root in p.roots:
-        base = _base(p, root)
-        if not _is_leaf(p, base):
-            low[kernels + place[base]] = 1
-    cost, integer = np.zeros(kernels + 2 * count), np.zeros(kernels + 2 * count)
-    cost[:kernels], integer[:kernels] = [o.cost for o in options], 1
-    matrix = coo_matrix((values, (rows, columns)), shape=(len(least), kernels + 2 * count)).tocsr()
-    constraints = LinearConstraint(matrix, least, np.inf)
-    found = milp(
-        cost,
-        constraints=constraints,
-        bounds=Bounds(low, high),
-        integrality=integer,
-        options={"mip_rel_gap": 1e-6, "time_limit": 60},
-    )
-    assert found.success, found.message
-    return float(found.fun)
+        add({place[c]: -1} | {j: 1 for j, o in enumerate(options) if c in o.outs}, 0, 0)
+    least, cost, integer = np.zeros(size), np.zeros(size), np.zeros(size)
+    cost[: len(options)], integer[: len(options)] = [o.cost for o in options], 1
+    roots = (_base(p, root) for root in p.roots)
+    least[[place[r] for r in roots if not _is_leaf(p, r)]] = 1
+    while True:
+        entries = [(v, i, j) for i, row in enumerate(rows) for j, v in row.items()]
+        values, at, columns = zip(*entries, strict=True)
+        matrix = coo_matrix((values, (at, columns)), shape=(len(rows), size)).tocsr()
+        found = milp(
+            cost,
+            constraints=LinearConstraint(matrix, *zip(*low_high, strict=True)),
+            bounds=Bounds(least, 1),
+            integrality=integer,
+            options={"mip_rel_gap": 1e-6, "time_limit": 60},
+        )
+        assert found.success, found.message
+        cycle = _cycle([options[j] for j in range(len(options)) if found.x[j] > 0.5])
+        if not cycle:
+            return float(found.fun)
+        row: dict[int, float] = {}
+        for out, operand in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+            for j, o in enumerate(options):
+                if out in o.outs and operand in o.operands:
+                    row[j] = row.get(j, 0) + 1
+        add(row, -np.inf, len(cycle) - 1)
+
+
+def _cycle(chosen: list[Option]) -> list[int]:
+    """A short cycle of stored classes, each computed from the next one; or none."""
+    reads = {c: sorted(o.operands) for o in chosen for c in o.outs}
+    best: list[int] = []
+    for start in sorted(reads):
+        before: dict[int, int] = {}
+        queue = [start]
+        for c in queue:  # breadth first, grows while it is walked
+            for o in reads[c]:
+                if o == start:
+                    path = [c]
+                    while path[-1] != start:
+                        path.append(before[path[-1]])
+                    if not best or len(path) < len(best):
+                        best = path[::-1]
+                elif o in reads and o not in before:
+                    before[o] = c
+                    queue.append(o)
+    return best

@@ -21,6 +21,7 @@ class Other:
     text: str
     loss: float | None
     why: str
+    is_view: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def choices(search: Search, most: int) -> list[Choice]:
         c = classes[len(classes) // 2]
         tried = [_forced(search, c, n) for n in _alternatives(d, c)]
         most -= len(tried)
-        others = [o for o in tried if o.loss is None or o.loss > LITTLE * d.cost or _heavy(p, c)]
+        others = [o for o in tried if _counts(p, o, c, LITTLE * d.cost)]
         if others:
             found.append(Choice(c, type_, len(classes), chosen, tuple(others)))
     return found
@@ -77,6 +78,13 @@ def _texts(d: Draft, c: int) -> list[str]:
     return [describe(d, n) for n in (chosen, *_alternatives(d, c))]
 
 
+def _counts(p: Problem, other: Other, c: int, little: float) -> bool:
+    """Is an alternative worth a line: not a view that leads back here, not a trifle."""
+    if other.loss is None:
+        return not other.is_view
+    return other.loss > little or _heavy(p, c)
+
+
 def _heavy(p: Problem, c: int) -> bool:
     return any(p.role[n] in ANCHORS or p.role[n] == TUP for n in p.candidates[c])
 
@@ -93,9 +101,9 @@ def describe(d: Draft, n: int) -> str:
 
 def _forced(search: Search, c: int, n: int) -> Other:
     d, p = search.draft, search.p
-    text = describe(d, n)
+    text, is_view = describe(d, n), p.role[n] in MOVES
     if any(d.choice[k] < 0 for k in p.kids[n]):
-        return Other(text, None, "its operands have no term")
+        return Other(text, None, "its operands have no term", is_view)
     mark = d.mark()
     before = _sums(d)
     legal = trial(d, _all_results(d, c, n), force=True)
@@ -105,7 +113,7 @@ def _forced(search: Search, c: int, n: int) -> Other:
         search.descend(sorted(x for x in touched if d.kern[x] >= 0), touched)
         loss, why = d.cost - mark.cost, _difference(before, _sums(d))
     d.rollback(mark)
-    return Other(text, loss, why)
+    return Other(text, loss, why, is_view)
 
 
 def _all_results(d: Draft, c: int, n: int) -> Move:

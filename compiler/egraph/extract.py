@@ -14,6 +14,7 @@ from ..schedule.target import Target
 from .explain import Choice, choices
 from .graph import VIEW, Problem, problem
 from .greedy import greedy, node_costs
+from .moves import MoveKind
 from .orbits import colors
 from .outcome import ExtractionReport, Totals, totals
 from .plan import Draft
@@ -21,6 +22,8 @@ from .price import Pricer
 from .search import Effort, Search
 from .snapshot import Snapshot, from_nodes
 from .start import start
+
+SMALL, TINY = 400, 60  # classes of programs that are searched more thoroughly
 
 
 def extract(
@@ -42,7 +45,7 @@ def extract(
 
 def improve(p: Problem, pricer: Pricer, effort: int) -> tuple[Search, Totals]:
     """The finished search, and what choosing first and fusing afterwards would have cost."""
-    bounds, color = _effort(effort), colors(p)
+    bounds, color = _effort(effort, len(p.live)), colors(p)
     fused = two_step(p, pricer, color)
     two_steps = totals(fused)
     draft = start(p, pricer, greedy(p, node_costs(p, pricer, fused=True)))
@@ -75,10 +78,13 @@ def _report(
     )
 
 
-def _effort(rounds: int) -> Effort:
+def _effort(rounds: int, classes: int) -> Effort:
+    kicks: tuple[MoveKind, ...] = ("flip", "store", "split")
     if rounds > 6:
-        return Effort(rounds, representatives=8, descent=120, near_misses=1000, enough=1e-6)
-    return Effort(rounds, kick=rounds > 1)
+        return Effort(rounds, kicks, 8, descent=120, near_misses=1000, enough=1e-6)
+    if rounds < 2:
+        return Effort(rounds, kicks=())
+    return Effort(rounds, kicks if classes < SMALL else kicks[:2], steepest=classes < TINY)
 
 
 @contextmanager
@@ -104,7 +110,7 @@ def as_traced(graph: Graph, target: Target) -> Totals:
 def two_step(p: Problem, pricer: Pricer, color: list[int]) -> Draft:
     """The usual way: e-nodes first, then one pass of fusion."""
     draft = start(p, pricer, greedy(p, node_costs(p, pricer, fused=False)))
-    search = Search(draft, Effort(kick=False), color)
+    search = Search(draft, Effort(kicks=()), color)
     for kind in ("inline", "merge", "sibling"):
         search.sweep(kind)
     return draft

@@ -38,6 +38,7 @@ class Pattern:
     rows: int
     length: int
     last_kept: bool  # the last dimension is kept: rows lie side by side in memory
+    run: int  # elements of the last run of dimensions
 
 
 @dataclass(slots=True)
@@ -210,7 +211,8 @@ def _mark(
     if flat not in table:
         new = table[flat] = len(table)
         rows = math.prod(n for k, n in flat if k)
-        p.patterns.append(Pattern(rows, math.prod(n for k, n in flat if not k), flat[-1][0]))
+        length = math.prod(n for k, n in flat if not k)
+        p.patterns.append(Pattern(rows, length, *flat[-1]))
         other = table.get(tuple((not k, n) for k, n in flat)) if len(flat) == 2 else None
         if other is not None:
             p.across[new], p.across[other] = other, new

@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 
-from .graph import CONST, CONTRACT, EW, GET, LEAF, MOVES, RED, TRANS, TUP, VIEW, Problem
-from .price import Pricer
+from .anchor import Anchor
+from .graph import ANCHORS, CONST, CONTRACT, EW, GET, LEAF, MOVES, RED, TRANS, TUP, VIEW, Problem
+from .price import TOO_LARGE, Pricer
 
+EVERY = (0, 1, 2)  # results of an op
 WINDOW = 80  # levels below a class whose sharing is seen
 
 
@@ -28,8 +30,11 @@ def node_costs(p: Problem, pricer: Pricer, fused: bool) -> list[float]:
         elif fused and role == RED:
             cost = 0.3 * (profile.launch + moved / profile.bandwidth)
         else:
-            busy = pricer.busy(n) if role in (CONTRACT, TUP) else 0.0
+            heavy = pricer.anchor(Anchor(n, results=EVERY)) if role in (CONTRACT, TUP) else None
+            busy = heavy.busy if heavy else 0.0
             cost = profile.launch + max(moved / profile.bandwidth, busy)
+            if role in ANCHORS and written > pricer.target.max_binding_bytes:
+                cost += TOO_LARGE
         out.append(cost)
     return out
 

@@ -6,7 +6,8 @@ merge       its kernel and a reader's become one
 sibling     two kernels with a common operand become one
 flip        another e-node
 put         a kernel nearby stores it: one that computes or reads it, or makes its operands
-recompute   a value computed in several kernels is stored
+store       a kernel of its own stores it
+split       its kernel falls apart: every output and anchor gets a kernel of its own
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from .graph import ANCHORS, BCAST, CONTRACT, EW, GET, MOVE, RED, TRANS, VIEW
 from .legal import MOST_OUTPUTS
 from .plan import NEW, Draft, Move
 
-MoveKind = Literal["tuple", "inline", "merge", "sibling", "flip", "put", "recompute"]
+MoveKind = Literal["tuple", "inline", "merge", "sibling", "flip", "put", "store", "split"]
 Key = tuple[object, ...]
+COMPUTED = frozenset((EW, RED, CONTRACT))
 CROWD = 16  # readers of one operand beyond which they are not tried as siblings
 
 
@@ -55,8 +57,10 @@ class Moves:
                 return iter(self._flip(c))
             case "put":
                 return iter(self._put(c))
-            case "recompute":
-                return iter(self._recompute(c))
+            case "store":
+                return iter(self._store(c))
+            case "split":
+                return iter(self._split(c))
 
     def is_live(self, c: int) -> bool:
         return self.draft.kern[c] >= 0 or bool(self.draft.inside[c])
@@ -93,8 +97,8 @@ class Moves:
         out: list[tuple[Key, Move]] = []
         for q in sorted(near):
             other = d.kernels[q]
-            if q == k or (q < k and len(other.outs) == 1):
-                continue  # tried from the other side
+            if q == k:
+                continue
             bindings = len(mine.outs) + len(other.outs) + len({*mine.operands, *other.operands})
             few = len(mine.outs) + len(other.outs) <= MOST_OUTPUTS
             if few and bindings <= d.pricer.target.max_bindings and self._fit(k, q):
@@ -111,12 +115,21 @@ class Moves:
             if n != d.choice[c] and all(d.choice[k] >= 0 for k in p.kids[n])
         ]
 
-    def _recompute(self, c: int) -> list[tuple[Key, Move]]:
-        d = self.draft
-        if d.kern[c] >= 0 or len(d.inside[c]) < 2:
+    def _store(self, c: int) -> list[tuple[Key, Move]]:
+        d, k = self.draft, self.draft.kern[c]
+        if len(d.kernels[k].outs) < 2 if k >= 0 else not d.inside[c]:
             return []
         role = self.p.role[d.choice[c]]
         return [((), Move(put=((c, NEW),)))] if role in ANCHORS or role in (EW, MOVE) else []
+
+    def _split(self, c: int) -> list[tuple[Key, Move]]:
+        d, k = self.draft, self.draft.kern[c]
+        if k < 0 or d.kernels[k].outs[0] != c:
+            return []
+        kernel = d.kernels[k]
+        anchors = [x for x in kernel.body if d.kern[x] < 0 and self.p.role[d.choice[x]] in ANCHORS]
+        parts = (*kernel.outs[1:], *anchors)
+        return [((), Move(put=tuple((x, NEW) for x in parts)))] if len(parts) > 1 else []
 
     def _put(self, c: int) -> list[tuple[Key, Move]]:
         d, p = self.draft, self.p
@@ -174,7 +187,7 @@ class Moves:
             flips.append((x, n))
             differs |= self.is_live(x) and d.choice[x] != n
             for y, view in self.views.get(x, ()):
-                if self.is_live(y) and d.choice[y] >= 0 and p.role[d.choice[y]] == CONTRACT:
+                if self.is_live(y) and p.role[d.choice[y]] in COMPUTED:
                     flips.append((y, view))
                     differs = True
                     if d.kern[y] >= 0 and y not in d.must:

@@ -10,29 +10,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .graph import BCAST, GET, TRANS, VIEW
+from .graph import ANCHORS, BCAST, GET, TRANS, VIEW
 from .greedy import order_of
 from .moves import Key, MoveKind, Moves
 from .orbits import colors
 from .plan import Draft, Move
-from .step import trial
+from .step import EPSILON, trial
 
-SWEEPS: tuple[MoveKind, ...] = ("tuple", "inline", "merge", "sibling", "flip", "tuple", "put")
-KICKS: tuple[MoveKind, ...] = ("flip", "recompute")
+SWEEPS: tuple[MoveKind, ...] = (
+    "tuple",
+    "inline",
+    "merge",
+    "sibling",
+    "flip",
+    "tuple",
+    "put",
+    "store",
+)
 CROWD = 8  # kernels that compute a value
-LOCAL: tuple[MoveKind, ...] = ("merge", "put", "inline", "sibling")
+LOCAL: tuple[MoveKind, ...] = ("merge", "sibling", "put", "inline")
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Bounds of the search. `kick` forces moves that lose at first and descends around them."""
+    """Bounds of the search. `kicks` force moves that lose at first, and descend around them."""
 
     rounds: int = 6
-    kick: bool = True
+    kicks: tuple[MoveKind, ...] = ("flip", "store")
     representatives: int = 4  # distinct states of an orbit
     accepted: int = 6  # moves in a row around one class
     descent: int = 40  # accepted moves after a kick
-    near_misses: int = 100  # kicks a round on moves that lost by little
+    steepest: bool = False  # the best of all moves after a kick, not the best around one class
+    near_misses: int = 24  # kicks a round on moves that lost by little
     enough: float = 1e-4  # a round that gains less ends the search
 
 
@@ -59,7 +68,7 @@ class Search:
         self.missed: dict[tuple[MoveKind, int, Key], tuple[float, int]] = {}
         self.kicked: dict[tuple[MoveKind, int, Key], int] = {}
         launch = draft.pricer.target.profile.launch
-        self.slack = max(3 * launch, 0.03 * draft.cost)  # how much a kick may lose at first
+        self.slack = max(10 * launch, 0.01 * draft.cost)  # how much a kick may lose at first
         self.launch = launch
 
     def run(self) -> None:
@@ -67,9 +76,10 @@ class Search:
         for _ in range(self.effort.rounds):
             before = self.draft.cost
             accepted = sum(self.sweep(kind) for kind in SWEEPS)
-            if self.effort.kick:
+            if self.effort.kicks:
                 accepted += (
-                    sum(self.sweep(kind, kick=True) for kind in KICKS) + self.kick_near_misses()
+                    sum(self.sweep(kind, kick=True) for kind in self.effort.kicks)
+                    + self.kick_near_misses()
                 )
             if not accepted or before - self.draft.cost < self.effort.enough * before:
                 break
@@ -95,15 +105,14 @@ class Search:
     def attempt(
         self, c: int, kind: MoveKind, only: Key | None = None, kick: bool = False
     ) -> Key | None:
-        """Try moves around a class (those with key `only`, if given) until one is accepted: its
-        key."""
+        """Try moves around a class (of key `only`, if given) until one is accepted: its key."""
         for key, move in self.moves.around(c, kind):
             if (only is not None and key != only) or (
                 kick and kind == "flip" and self._same_value(move)
             ):
                 continue
-            if kick and len(self.draft.inside[c]) > CROWD:
-                continue  # a number that many kernels compute: dear to try, and nothing to gain
+            if kick and not self._worth_kick(c, kind):
+                continue
             touched = self.kick(move) if kick else self._try(move)
             if touched:
                 self.draft.commit()
@@ -117,6 +126,13 @@ class Search:
 
     def _try(self, move: Move) -> set[int]:
         return self.draft.touched if trial(self.draft, move) else set()
+
+    def _worth_kick(self, c: int, kind: MoveKind) -> bool:
+        """Kicks are dear: none for a number in many kernels, none to store every little thing."""
+        inside = len(self.draft.inside[c])
+        if kind == "store" and (inside < 2 and self.p.role[self.draft.choice[c]] not in ANCHORS):
+            return False
+        return kind == "store" or inside <= CROWD
 
     def _same_value(self, move: Move) -> bool:
         """True for a flip to another view of the same value, which a kick cannot help."""
@@ -134,35 +150,61 @@ class Search:
     # -- kicks
 
     def kick(self, move: Move) -> set[int]:
-        """Force a move, descend around it and keep the result if the total fell: the classes
-        touched."""
+        """Force a move and descend around it, unless the total rose: the classes touched."""
         d = self.draft
         mark = d.mark()
         if trial(d, move, force=True) and d.cost <= mark.cost + self.slack:
             touched = set(d.touched)
-            self.descend(sorted(c for c in touched if d.kern[c] >= 0), touched)
-            if d.cost < mark.cost - 1e-6:
+            if self.effort.steepest:
+                self.descend_steepest(touched)
+            else:
+                # what was put last: to take the kick back must not be what is tried first
+                put = {c for c, _ in move.put}
+                stored = sorted((c for c in touched if d.kern[c] >= 0), key=lambda c: (c in put, c))
+                self.descend(stored, touched)
+            if d.cost < mark.cost - EPSILON:
                 return touched
         d.rollback(mark)
         return set()
 
     def descend(self, queue: list[int], touched: set[int]) -> None:
-        """Accept what gains around a few classes, and around what that changes."""
+        """Accept the best move around each of a few classes, and around what that changes."""
         d = self.draft
         waiting, accepted = set(queue), 0
         for c in queue:  # grows while it is walked
             waiting.discard(c)
             if accepted >= self.effort.descent:
                 return
+            move = self._best([c])
+            if move and trial(d, move):
+                accepted += 1
+                touched |= d.touched
+                new = [x for x in sorted(d.touched) if d.kern[x] >= 0 and x not in waiting]
+                waiting.update(new)
+                queue.extend(new)
+
+    def descend_steepest(self, touched: set[int]) -> None:
+        """Accept the best of all moves around a few classes again and again."""
+        d = self.draft
+        for _ in range(self.effort.descent):
+            move = self._best(sorted(c for c in touched if d.kern[c] >= 0))
+            if move is None or not trial(d, move):
+                return
+            touched |= d.touched
+
+    def _best(self, classes: Iterable[int]) -> Move | None:
+        """The move around some classes that gains most."""
+        d = self.draft
+        mark, best, gain = d.mark(), None, EPSILON
+        for c in classes:
             if not self.moves.is_live(c):
                 continue
             for kind in LOCAL:
-                if any(trial(d, move) for _, move in self.moves.around(c, kind)):
-                    accepted += 1
-                    touched |= d.touched
-                    new = [x for x in sorted(d.touched) if d.kern[x] >= 0 and x not in waiting]
-                    waiting.update(new)
-                    queue.extend(new)
+                for _, move in self.moves.around(c, kind):
+                    if trial(d, move, least=gain):
+                        best, gain = move, mark.cost - d.cost
+                        d.rollback(mark)
+        return best
 
     def kick_near_misses(self) -> int:
         """Kick with the moves that lost by little, least loss first; how many were accepted."""

@@ -11,14 +11,14 @@ MOST_PRICED = 400  # kernels that one move may have priced
 EPSILON = 1e-6  # ns
 
 
-def trial(draft: Draft, move: Move, force: bool = False) -> bool:
-    """Make a move if it is legal and cheaper (or legal, when forced); else leave all as it was."""
+def trial(draft: Draft, move: Move, force: bool = False, least: float = EPSILON) -> bool:
+    """Make a move if it is legal and gains more than `least`, or is forced; else change nothing."""
     mark = draft.mark()
     step = Step(draft)
     draft.loss = None
     if step.apply(move) and step.settle():
         gain = mark.cost - draft.cost
-        if not force and gain <= EPSILON:
+        if not force and gain <= least:
             draft.loss = -gain, sum(old.cost for old in step.old.values() if old)
         elif draft.sort(step.finish()):
             draft.touched = step.touched()

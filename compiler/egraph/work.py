@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..types import Type
-from .graph import BCAST, CONTRACT, EW, MOVE, OPAQUE, RED, TRANS, TUP, Problem
+from .anchor import Anchor
+from .graph import BCAST, CONTRACT, EW, GET, MOVE, OPAQUE, RED, TRANS, TUP, Problem
 from .legal import FULL, TRANSPOSED, Body
 
 TILE_SIDE = 64  # of a contraction: a tile of one side computes the elements of the other side
@@ -14,32 +15,31 @@ VECTOR = 4  # elements that an invocation computes
 
 @dataclass(slots=True)
 class Work:
-    """Counts for one kernel. `anchors` are (e-node, is a transposed, is b transposed)."""
+    """Counts for one kernel."""
 
     touched: dict[int, int]  # elements of a class that are read or written
     need: dict[int, int]  # times that a value is computed
     passes: dict[int, int]  # bit i: needed in pass i over a row
     across: set[int]  # classes read or written across their last axis
     flops: float = 0.0  # elementwise
-    anchors: list[tuple[int, bool, bool]] = field(default_factory=list)
+    anchors: list[Anchor] = field(default_factory=list)
 
 
-def measure(p: Problem, b: Body, deepest: int) -> Work:
+def measure(p: Problem, b: Body, again: bool) -> Work:
     """The work of a kernel, from its outputs down.
 
-    With `deepest` > 0 a row does not stay on chip: it is read again in every pass that needs it,
-    one for each of the `deepest` dependent reductions and one to store elements.
+    With `again` a row does not stay on chip: it is read in every pass that needs it. Pass i is
+    that of reductions which depend on i others, and stores elements that depend on i reductions.
     """
     numel, choice = p.numel, b.choice
-    last = 1 << deepest
     w = Work(
         touched={c: numel[c] for c in b.outs},
         need={c: numel[c] for c in b.outs},
-        passes={c: last if deepest and is_whole(b.space[c]) else 1 for c in b.outs},
+        passes={c: 1 << b.level[c] if again and is_whole(b.space[c]) else 1 for c in b.outs},
         across={c for c in b.outs if b.space[c] >= TRANSPOSED and p.strided[choice[c]]},
     )
     for c in reversed(b.classes):
-        _descend(p, b, w, c, deepest)
+        _descend(p, b, w, c, again)
     return w
 
 
@@ -48,7 +48,7 @@ def is_whole(space: int) -> bool:
     return space == FULL or space >= TRANSPOSED
 
 
-def _descend(p: Problem, b: Body, w: Work, c: int, deepest: int) -> None:
+def _descend(p: Problem, b: Body, w: Work, c: int, again: bool) -> None:
     """Add what class c does, and what it needs of its operands."""
     n = b.choice[c]
     role, kids, numel = p.role[n], p.kids[n], p.numel
@@ -59,7 +59,7 @@ def _descend(p: Problem, b: Body, w: Work, c: int, deepest: int) -> None:
         w.flops += p.weight[n] * m * when.bit_count()
     elif role == RED:
         m = t = b.full
-        when = 1 << b.level[c] - 1 if deepest else 1
+        when = 1 << b.level[c] - 1 if again else 1
         w.flops += p.weight[n] * m
     elif role == BCAST:
         if p.mark[n] == b.main:
@@ -92,8 +92,9 @@ def _is_repeated(p: Problem, n: int) -> bool:
 def _descend_anchor(p: Problem, b: Body, w: Work, c: int) -> None:
     n = b.choice[c]
     kids = p.kids[n]
-    moved = [k in b.space and p.role[b.choice[k]] == TRANS for k in kids[:2]]
-    w.anchors.append((n, *moved, *(False,) * (2 - len(moved))))  # type: ignore[arg-type]
+    a, z = (k in b.space and p.role[b.choice[k]] == TRANS for k in (kids[0], kids[-1]))
+    results = {p.mark[b.choice[x]] for x in b.classes if p.role[b.choice[x]] == GET}
+    w.anchors.append(Anchor(n, a, z, tuple(sorted(results))))
     for k, again in zip(kids, _rereads(p, n), strict=True):
         w.passes[k] = 1
         w.need[k] = max(w.need.get(k, 0), p.numel[k] * again)

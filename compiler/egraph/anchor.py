@@ -1,0 +1,118 @@
+"""The cost of the one heavy op of a kernel: a product, scatter, scan, sort, attention."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..ir import Kind
+from ..schedule.target import Target
+from ..schedule.tile import candidates
+from ..schedule.tile_attention import Pass, attention_candidates
+from ..types import Type
+from .graph import Problem
+
+CONVOLUTION = 0.5  # rate of a convolution, of that of a contraction
+DIRECT = 1 << 18  # comparisons of positions that cost less than two kernels more
+RUN = 256  # elements of a row that one step sorts
+
+
+class Anchor(NamedTuple):
+    """An e-node as a kernel uses it: which operands are read transposed, which results it gives."""
+
+    node: int
+    a_moved: bool = False
+    b_moved: bool = False
+    results: tuple[int, ...] = ()
+
+
+class AnchorCost(NamedTuple):
+    """ns of arithmetic, dispatches beyond the first, and bytes and flops beyond the op's own."""
+
+    busy: float
+    launches: int
+    nbytes: float
+    flops: float
+
+
+def anchor_cost(p: Problem, target: Target, a: Anchor) -> AnchorCost | None:
+    """What an anchor costs on a target; None when there is no kernel for its shape."""
+    op, flops = p.snapshot.ops[a.node], p.weight[a.node]
+    result = p.snapshot.types[p.snapshot.cls[a.node]]
+    types = [t for k in p.snapshot.kids[a.node] if isinstance(t := p.snapshot.types[k], Type)]
+    profile = target.profile
+    match op.kind:
+        case Kind.CONTRACT if flops:
+            assert isinstance(result, Type)
+            return _contraction(target, result, types[0].shape[-1], flops, a)
+        case Kind.SCATTER:
+            assert isinstance(result, Type)
+            return _scatter(target, result.size, types[-1].size, flops)
+        case Kind.WINDOW:
+            return AnchorCost(flops / (CONVOLUTION * profile.contract), 0, 0.0, flops)
+        case Kind.SORT:
+            assert isinstance(result, Type)
+            steps = 1 + math.ceil(math.log2(max(1, result.shape[-1] / RUN)))
+            compared = float(result.size * (min(RUN, result.shape[-1]) + steps * 32))
+            moved = 16.0 * result.size * steps
+            return AnchorCost(compared / profile.elementwise, steps, moved, compared)
+        case Kind.TUPLE if len(types) >= 3:
+            return _attention(target, types, a.results)
+        case _:
+            return AnchorCost(flops / profile.elementwise, 0, 0.0, flops)
+
+
+def _contraction(target: Target, out: Type, k: int, flops: float, a: Anchor) -> AnchorCost:
+    shape = (math.prod(out.shape[:-2]), out.shape[-2], out.shape[-1], k)
+    efficiency, splits = _tiling(target, *shape, a.a_moved, a.b_moved)
+    busy = flops / target.profile.contract / efficiency
+    if splits == 1 or target.kind == "cpu":  # whose efficiencies count the kernel that adds up
+        return AnchorCost(busy, splits > 1, 0.0, flops)
+    return AnchorCost(busy, 1, 8.0 * splits * out.size, flops)
+
+
+@lru_cache(maxsize=4096)
+def _tiling(
+    target: Target, batch: int, m: int, n: int, k: int, a_moved: bool, b_moved: bool
+) -> tuple[float, int]:
+    axes = "m" if a_moved else "k", "k" if b_moved else "n"
+    tile = candidates(target, batch, m, n, k, *axes, 1)[0]
+    return max(1e-3, tile.efficiency), tile.splits
+
+
+def _scatter(target: Target, size: int, positions: int, flops: float) -> AnchorCost:
+    """Every result looks at all positions, or at a list of its own that two kernels make."""
+    direct = positions * size <= DIRECT
+    compared = positions * size if direct else positions * positions / 2
+    busy = (flops + compared) / target.profile.elementwise
+    return AnchorCost(busy, 0 if direct else 2, 0.0, flops + compared)
+
+
+def _attention(target: Target, types: list[Type], results: tuple[int, ...]) -> AnchorCost | None:
+    """Attention is one kernel, its gradients are one for q and one for k and v."""
+    (*batch, queries, d), (*_, keys, _), (*_, dv) = (t.shape for t in types[:3])
+    steps: list[Pass] = ["forward"]
+    if len(types) >= 6:
+        steps = [s for s, given in (("q", {0}), ("kv", {1, 2})) if given & set(results)]  # type: ignore[misc]
+    busy = total = 0.0
+    for step in steps:
+        shape = (math.prod(batch), queries, keys, d, dv)
+        efficiency = _fused(target, step, *shape)
+        if efficiency is None:
+            return None
+        work = {"forward": d + dv, "q": 2 * d + dv, "kv": 2 * d + 2 * dv}[step]
+        flops = 2.0 * math.prod(batch) * queries * keys * work
+        busy += flops / target.profile.attention / efficiency
+        total += flops
+    return AnchorCost(busy, max(0, len(steps) - 1), 0.0, total)
+
+
+@lru_cache(maxsize=1024)
+def _fused(
+    target: Target, step: Pass, heads: int, queries: int, keys: int, d: int, dv: int
+) -> float | None:
+    if min(heads, queries, keys, d, dv) < 1:
+        return None
+    tiles = attention_candidates(target, step, heads, queries, keys, d, dv, 1)
+    return max(1e-3, tiles[0].efficiency) if tiles else None
