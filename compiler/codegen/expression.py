@@ -49,32 +49,54 @@ def expression(node: Node, texts: list[str], vector: bool) -> str:
     assert isinstance(op, Elementwise)
     template = op.wgsl if isinstance(op.wgsl, str) else op.wgsl[last.kind]
     if last.kind == "f":
-        texts = _hidden(template, texts, "4" if vector else "")
+        texts = _hidden(node, template, texts, "4" if vector else "")
     return template.format(
         *texts, T=wgsl_type(last, vector), v="4" if vector else "", s=suffix(last, vector)
     )
 
 
 _ZERO = r"(vec4<f32>\()?(0\.0|eg_bits\(0x80000000u\))\)?"
+_SUMS = ("{0} + {1}", "{0} - {1}")
 
 
-def _hidden(template: str, texts: list[str], v: str) -> list[str]:
-    """Operands of x * 0, x / 0 and x - x in a form that the driver does not simplify: infinities
-    and NaN count."""
-    if template == "{0} - {1}" and texts[0] == texts[1]:
-        return [texts[0], f"eg_same{v}({texts[1]})"]
-    zeros = [bool(re.fullmatch(r"0\.0|vec4<f32>\(0\.0\)", t)) for t in texts]
-    if template == "{0} / {1}" and zeros[1]:
-        return [texts[0], f"eg_zero{v}({texts[0]})"]
-    if template == "{0} * {1}":
-        zeros = [re.fullmatch(_ZERO, t) is not None for t in texts]
-        if zeros[0] != zeros[1]:
-            x, zero = texts[zeros[0]], texts[zeros[1]]
-            hidden = f"-eg_zero{v}({x})" if "eg_bits" in zero else f"eg_zero{v}({x})"
-            return [
-                f"({hidden})" if is_zero else t for t, is_zero in zip(texts, zeros, strict=True)
-            ]
+def _hidden(node: Node, template: str, texts: list[str], v: str) -> list[str]:
+    """Operands in a form in which the driver does not simplify the expression: x * 0, 0 / x, x - x,
+    (x + y) - x and sqrt(x) * sqrt(x) are not what they are for numbers when infinities and NaN
+    count."""
+    zeros = [re.fullmatch(_ZERO, t) is not None for t in texts]
+    if template in ("{0} * {1}", "{0} / {1}") and zeros[0] != zeros[1]:
+        x, zero = texts[zeros[0]], texts[zeros[1]]
+        hidden = f"-eg_zero{v}({x})" if "eg_bits" in zero else f"eg_zero{v}({x})"
+        return [f"({hidden})" if is_zero else t for t, is_zero in zip(texts, zeros, strict=True)]
+    same = [f"eg_same{v}({t})" for t in texts]
+    if template == "{0} * {1}" and texts[0] == texts[1] and _wgsl(node.operands[0]) == "sqrt({0})":
+        return [texts[0], same[1]]
+    if template in _SUMS:
+        a, b = node.operands
+        if _holds(a, b) or (template == "{0} - {1}" and texts[0] == texts[1]):
+            return [texts[0], same[1]]
+        if _holds(b, a):
+            return [same[0], texts[1]]
     return texts
+
+
+def _holds(sum_: Node, x: Node) -> bool:
+    """Whether a sum or difference has x as one of its two terms."""
+    x = _plain(x)
+    return _wgsl(sum_) in _SUMS and any(_plain(o) is x for o in sum_.operands)
+
+
+def _plain(x: Node) -> Node:
+    """x without its sign."""
+    while _wgsl(x) == "-{0}":
+        x = x.operands[0]
+    return x
+
+
+def _wgsl(node: Node) -> str:
+    """The template of an elementwise op on floats."""
+    template = node.op.wgsl if isinstance(node.op, Elementwise) else ""
+    return template if isinstance(template, str) else template.get("f", "")
 
 
 def spell(text: str, vectors: Sequence[bool]) -> str:
