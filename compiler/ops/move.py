@@ -18,6 +18,7 @@ from ..index import Index, flatten, index, unflatten
 from ..ir import Kind, Node, Op, Source, make
 from ..types import Type
 
+MOST_OPERANDS = 7  # of one op: every device binds eight arrays to a kernel
 Load = Callable[[int, tuple[Index, ...], int], Index]
 
 
@@ -204,6 +205,14 @@ class Concat(Move):
 
     def evaluate(self, *xs: np.ndarray) -> np.ndarray:
         return np.concatenate(xs, self.axis)
+
+    def expansions(self, *xs: Node) -> list[Node]:
+        """Many operands in groups that a kernel can bind."""
+        if len(xs) <= MOST_OPERANDS:
+            return []
+        groups = [xs[k : k + MOST_OPERANDS] for k in range(0, len(xs), MOST_OPERANDS)]
+        parts = [concat(group, self.axis) for group in groups]
+        return [make(self, *parts) if len(parts) <= MOST_OPERANDS else self.expansions(*parts)[0]]
 
     def vjp(self, cotangent: Node, result: Node, *xs: Node) -> list[Node]:
         out, at = [], 0

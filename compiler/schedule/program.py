@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import CompileError, IRError
 from ..ir import Graph, Kind, Node
-from ..types import DTYPES
+from ..types import DTYPES, TupleType
 from .kernel import KernelSource, Scratch, Stored
 from .memory import Named, aligned, pair
 from .order import Step, dependencies, free_early, frugal, lazy, stable
@@ -54,6 +54,7 @@ class Program:
 
     def __init__(self, selection: Selection, target: Target, lower: Lower) -> None:
         self.graph = selection.graph
+        self._check_dtypes(target)
         self.groups = selection.groups
         self.values: list[Array] = []
         self._number: dict[Stored, int] = {}
@@ -110,6 +111,17 @@ class Program:
             self._add(key, "", "constant" if kind is Kind.CONSTANT else "scratch")
         self.values[self._number[key]].bound = True
         return self._number[key]
+
+    def _check_dtypes(self, target: Target) -> None:
+        if "shader-f16" in target.features:
+            return
+        for node in self.graph.nodes():
+            if not isinstance(node.type, TupleType) and node.dtype.name == "f16":
+                line = self.graph.sources.get(node, "")
+                raise CompileError(
+                    f"f16 needs a device with the feature shader-f16, which {target.name} lacks; "
+                    f"the program has {node!r}{' at ' + line if line else ''}"
+                )
 
     def _check_size(self, value: Array, target: Target) -> None:
         limit = target.max_buffer_bytes

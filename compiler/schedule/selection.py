@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir import Graph, Node, Kind
+from ..ir import Graph, Kind, Node
+from ..ops.move import MOST_OPERANDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +56,47 @@ def stored_base(node: Node) -> Node:
 
 
 def separate(graph: Graph) -> Selection:
-    """Every op its own kernel, cheap leaves and movement inlined: the unoptimized program, for tests and debugging."""
-    groups: list[Group] = []
-    stored: set[Node] = set()
+    """Every op its own kernel, cheap leaves and movement inlined: the unoptimized program, for tests and debugging.
+
+    Movement of so many values that no kernel could bind them is stored on the way.
+    """
     roots = {stored_base(o) for o in graph.outputs}
     inlined = (Kind.LITERAL, Kind.IOTA, Kind.MOVE, Kind.TUPLE)
-    by_tuple: dict[Node, list[Node]] = {}
+    made = _Separate()
     order = graph.nodes()
+    by_tuple: dict[Node, list[Node]] = {}
     for node in order:
         if node.kind is Kind.GET:
             by_tuple.setdefault(node.operands[0], []).append(node)
     for node in order:
-        leaf = node.kind in (Kind.INPUT, Kind.CONSTANT)
-        if leaf or node in stored or (node.kind in inlined and node not in roots):
-            stored |= {node} if leaf else set()
-            continue
-        outputs = tuple(by_tuple[node.operands[0]]) if node.kind is Kind.GET else (node,)
-        stored.update(outputs)
-        groups.append(Group(outputs, _operands(outputs, stored)))
-    return Selection(graph, tuple(groups))
+        if node.kind in (Kind.INPUT, Kind.CONSTANT):
+            made.reads[node] = {node: None}
+        elif node not in made.reads:
+            made.visit(node)
+            if node.kind not in inlined or node in roots:
+                made.store(tuple(by_tuple[node.operands[0]]) if node.kind is Kind.GET else (node,))
+    return Selection(graph, tuple(made.groups))
 
 
-def _operands(outputs: tuple[Node, ...], stored: set[Node]) -> tuple[Node, ...]:
-    found: dict[Node, None] = {}
-    stack = [o for out in outputs for o in out.operands]
-    while stack:
-        node = stack.pop()
-        if node in stored and node not in outputs:
-            found[node] = None
-        else:
-            stack.extend(node.operands)
-    return tuple(found)
+class _Separate:
+    """`reads`: the stored values that a node is computed from; a stored one from itself."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self.reads: dict[Node, dict[Node, None]] = {}
+
+    def visit(self, node: Node) -> None:
+        self.reads[node] = self._below(node)
+        if len(self.reads[node]) > MOST_OPERANDS:
+            for operand in node.operands:
+                if operand.kind is Kind.MOVE and len(self.reads[operand]) > 1:
+                    self.store((operand,))
+            self.reads[node] = self._below(node)
+
+    def store(self, outputs: tuple[Node, ...]) -> None:
+        below = dict.fromkeys(r for out in outputs for r in self._below(out))
+        self.groups.append(Group(outputs, tuple(below)))
+        self.reads |= {out: {out: None} for out in outputs}
+
+    def _below(self, node: Node) -> dict[Node, None]:
+        return dict.fromkeys(r for operand in node.operands for r in self.reads[operand])
