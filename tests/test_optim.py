@@ -17,6 +17,7 @@ from eggpu.compiler.library import math as M
 from eggpu.compiler.library import shaping
 from eggpu.compiler.reference import evaluate
 from eggpu.compiler.tracing import Array, array, trace_call
+from eggpu.optim import adaptive
 
 Tree = Any
 Vector = np.ndarray
@@ -161,7 +162,7 @@ def test_the_first_adam_step_is_exact_in_float32() -> None:
 @pytest.mark.parametrize("b", [0.0, 0.5, 0.9, 0.999, 0.99999])
 def test_one_minus_power_in_float32(b: float) -> None:
     steps = np.array([1, 2, 3, 10, 100, 499, 500, 700, 5000, 10**6], np.int32)
-    traced = trace_call(lambda step: optim._one_minus_power(b, step), (steps,))
+    traced = trace_call(lambda step: adaptive._one_minus_power(b, step), (steps,))
     (found,) = evaluate(traced.graph, [steps])
     np.testing.assert_allclose(found, -np.expm1(steps * np.log(max(b, 1e-300))), rtol=5e-7)
 

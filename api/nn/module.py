@@ -10,6 +10,8 @@ from eggpu.compiler import pytree
 from eggpu.compiler.errors import EggpuError
 from eggpu.compiler.tracing import Array, array
 
+STATE = {"state": True}  # metadata of a field that is saved, but no parameter to train
+SETTING = {"static": True}  # metadata of a field of numbers that are no arrays
 _SHOWN = 10  # names in an error before "and 3 more"
 
 
@@ -29,7 +31,14 @@ class Module:
     ...     out: nn.Linear
     ...     def __call__(self, x):
     ...         return self.out(nn.relu(self.hidden(x)))
+
+    Calling a module evaluates it. `y, module = module.train(x, key=key)` is the call in training:
+    random numbers come from `key`, and the module comes back with its states moved on.
     """
+
+    def train(self, x: Array, *, key: Array | None = None) -> tuple[Array, Self]:
+        """The result in training, and the module after it; most modules are the same as before."""
+        return self(x), self  # type: ignore[operator]
 
     def _set(self, **fields: Any) -> None:
         """Give the fields their values; only for a subclass's __init__."""
@@ -53,15 +62,32 @@ class Module:
         return summary(self)
 
 
+def states(structure: pytree.Structure) -> list[bool]:
+    """For each leaf of a structure whether it is a state, not a parameter."""
+    return _states(structure, False)
+
+
+def _states(structure: pytree.Structure, inside: bool) -> list[bool]:
+    if structure.kind == "leaf":
+        return [inside]
+    marked = [inside] * len(structure.children)
+    if dataclasses.is_dataclass(structure.kind):
+        fields = dataclasses.fields(structure.kind)  # type: ignore[arg-type]
+        marked = [inside or bool(f.metadata.get("state")) for f in fields]
+    each = zip(structure.children, marked, strict=True)
+    return [mark for child, state in each for mark in _states(child, state)]
+
+
 def named_parameters(model: Any) -> dict[str, Array]:
-    """Every array of a module or other pytree by dotted name: `blocks.0.attention.query.weight`."""
-    leaves, structure = pytree.flatten(model)
-    return {name: array(v) for name, v in zip(pytree.paths(structure), leaves, strict=True)}
+    """Every parameter of a module or other pytree by name: `blocks.0.attention.query.weight`."""
+    kept = states(pytree.flatten(model)[1])
+    return {n: v for (n, v), s in zip(state_dict(model).items(), kept, strict=True) if not s}
 
 
 def state_dict(model: Any) -> dict[str, Array]:
-    """The arrays to save, by dotted name; PyTorch's word for named_parameters."""
-    return named_parameters(model)
+    """The arrays to save by dotted name: parameters, and states such as running statistics."""
+    leaves, structure = pytree.flatten(model)
+    return {name: array(v) for name, v in zip(pytree.paths(structure), leaves, strict=True)}
 
 
 def load_state_dict(model: Any, state: Mapping[str, Any]) -> Any:
@@ -90,14 +116,17 @@ def load_state_dict(model: Any, state: Mapping[str, Any]) -> Any:
 
 
 def count_parameters(model: Any) -> int:
-    """The number of array elements in a module or other pytree."""
-    return sum(array(v).size for v in pytree.flatten(model)[0])
+    """The number of elements of all parameters of a module or other pytree."""
+    return sum(v.size for v in named_parameters(model).values())
 
 
 def summary(model: Any) -> str:
-    """A table of parameters: name, type, count."""
-    rows = [(n, repr(v.type), f"{v.size:,}") for n, v in named_parameters(model).items()]
-    nbytes = sum(v.type.nbytes for v in named_parameters(model).values())
+    """A table of parameters: name, type, count ("state" for what is no parameter)."""
+    trained, arrays = named_parameters(model), state_dict(model)
+    rows = [
+        (n, repr(v.type), f"{v.size:,}" if n in trained else "state") for n, v in arrays.items()
+    ]
+    nbytes = sum(v.type.nbytes for v in arrays.values())
     total = ("total", f"{nbytes / 2**20:.2f} MiB", f"{count_parameters(model):,}")
     head = (type(model).__name__, "type", "parameters")
     wide = [max(len(row[k]) for row in (head, *rows, total)) for k in range(3)]

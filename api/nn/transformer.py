@@ -6,57 +6,14 @@ import math
 from dataclasses import dataclass
 
 from eggpu.compiler.errors import ShapeMismatch, TypeMismatch
-from eggpu.compiler.library import nn as F
-from eggpu.compiler.library.math import gelu
+from eggpu.compiler.library.math import gelu, silu
 from eggpu.compiler.tracing import Array, array
 from eggpu.nn import initial
+from eggpu.nn.attention import STD as _STD
+from eggpu.nn.attention import MultiHeadAttention
 from eggpu.nn.initial import Key
 from eggpu.nn.layers import Embedding, LayerNorm, Linear
 from eggpu.nn.module import Module
-
-_STD = 0.02  # of GPT-2's initial weights
-
-
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class MultiHeadAttention(Module):
-    """Self-attention: (..., t, width) -> (..., t, width), causal unless told otherwise.
-
-    Weights start as normal numbers with deviation `std`, those of the output with `output_std`.
-    """
-
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear
-    heads: int
-    causal: bool
-
-    def __init__(
-        self, width: int, heads: int, *, key: Key, causal: bool = True,
-        std: float = _STD, output_std: float | None = None,
-    ) -> None:  # fmt: skip
-        if heads < 1 or width % heads:
-            came = f"width {width} and {heads} heads"
-            raise ShapeMismatch(f"attention needs a width that its heads divide, got {came}")
-        q, k, v, o = initial.keys(key, 4)
-        self._set(
-            query=Linear(width, width, key=q, std=std),
-            key=Linear(width, width, key=k, std=std),
-            value=Linear(width, width, key=v, std=std),
-            output=Linear(width, width, key=o, std=std if output_std is None else output_std),
-            heads=heads,
-            causal=causal,
-        )
-
-    def __call__(self, x: Array) -> Array:
-        q, k, v = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
-        heads = F.scaled_dot_product_attention(q, k, v, causal=self.causal)
-        return self.output(heads.swapaxes(-3, -2).reshape(x.shape))
-
-    def _split(self, x: Array) -> Array:
-        """(..., t, width) as (..., heads, t, width / heads)."""
-        *batch, t, width = x.shape
-        return x.reshape((*batch, t, self.heads, width // self.heads)).swapaxes(-3, -2)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -78,6 +35,30 @@ class FeedForward(Module):
 
     def __call__(self, x: Array) -> Array:
         return self.down(gelu(self.up(x), "tanh"))
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class SwiGLU(Module):
+    """down(silu(gate(x)) * up(x)), without biases (Shazeer, 2020)."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+    def __init__(
+        self, width: int, hidden: int, *, key: Key,
+        std: float = _STD, output_std: float | None = None,
+    ) -> None:  # fmt: skip
+        first, second, third = initial.keys(key, 3)
+        last = std if output_std is None else output_std
+        self._set(
+            gate=Linear(width, hidden, False, key=first, std=std),
+            up=Linear(width, hidden, False, key=second, std=std),
+            down=Linear(hidden, width, False, key=third, std=last),
+        )
+
+    def __call__(self, x: Array) -> Array:
+        return self.down(silu(self.gate(x)) * self.up(x))
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -105,6 +86,48 @@ class Block(Module):
     def __call__(self, x: Array) -> Array:
         x = x + self.attention(self.norm1(x))
         return x + self.feed_forward(self.norm2(x))
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class EncoderBlock(Block):
+    """The pre-norm block in which every place sees every other."""
+
+    def __init__(self, width: int, heads: int, *, key: Key, hidden: int | None = None) -> None:
+        super().__init__(width, heads, key=key, hidden=hidden, causal=False)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class DecoderBlock(Module):
+    """The pre-norm block of an encoder-decoder (Vaswani et al., 2017).
+
+    Causal self-attention, attention to the encoder's `context`, feed-forward; each added to x.
+    """
+
+    norm1: LayerNorm
+    attention: MultiHeadAttention
+    norm2: LayerNorm
+    cross: MultiHeadAttention
+    norm3: LayerNorm
+    feed_forward: FeedForward
+
+    def __init__(
+        self, width: int, heads: int, *, key: Key, hidden: int | None = None,
+        from_width: int | None = None,
+    ) -> None:  # fmt: skip
+        first, second, third = initial.keys(key, 3)
+        self._set(
+            norm1=LayerNorm(width),
+            attention=MultiHeadAttention(width, heads, key=first),
+            norm2=LayerNorm(width),
+            cross=MultiHeadAttention(width, heads, key=second, causal=False, from_width=from_width),
+            norm3=LayerNorm(width),
+            feed_forward=FeedForward(width, hidden or 4 * width, key=third),
+        )
+
+    def __call__(self, x: Array, context: Array) -> Array:
+        x = x + self.attention(self.norm1(x))
+        x = x + self.cross(self.norm2(x), context)
+        return x + self.feed_forward(self.norm3(x))
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
