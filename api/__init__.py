@@ -157,6 +157,8 @@ from eggpu.session import put as put
 from eggpu.session import synchronize as synchronize
 from eggpu import nn as nn  # isort: skip
 from eggpu import optim as optim  # isort: skip
+from eggpu import rules as rules  # isort: skip
+from eggpu import testing as testing  # isort: skip
 from eggpu.nn.torch_state import from_torch_state as from_torch_state  # isort: skip
 from eggpu.nn.torch_state import to_torch_state as to_torch_state  # isort: skip
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .ir import Graph
+from .rule import Rule
 from .schedule.plan import Plan
 from .schedule.selection import Selection
 from .schedule.target import Target
@@ -25,7 +26,8 @@ class Options:
 
     optimize: saturate the e-graph and search; off, every op is its own kernel (for tests and comparison).
     relaxed: also rules that change float32 results by more than rounding.
-    without: names of rules that are not used.
+    without: names of rules that are not used (eggpu.rules.list() has them all).
+    rules: rules to add to eggpu's own (eggpu.rules.Rule); eggpu.testing.check_rule finds out whether they are right.
     max_rows, max_seconds: bounds of saturation; one that is hit still gives a right plan.
     effort: rounds of the extraction search.
     """
@@ -33,6 +35,7 @@ class Options:
     optimize: bool = True
     relaxed: bool = False
     without: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
     max_rows: int = 400_000
     max_seconds: float = 60.0
     effort: int = 6
@@ -91,7 +94,14 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
 
 
 def _saturation(options: Options, kind: type[Saturation]) -> Saturation:
-    return kind(max_rows=options.max_rows, max_seconds=options.max_seconds, relaxed=options.relaxed, disabled=options.without)
+    """The options of saturation. Raises RuleError for an unknown name in `without` and for a rule that is not well formed."""
+    from .egraph.validate import validate_choice
+
+    validate_choice(options.without, options.rules)
+    return kind(
+        max_rows=options.max_rows, max_seconds=options.max_seconds, relaxed=options.relaxed, disabled=options.without,
+        extra=options.rules,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -249,7 +249,7 @@ def test_views_are_symmetric():
 # Bounds and failures
 
 AC = tuple(
-    Rule(f"{name}-{op.lower()}", "extra", left.replace("@", op), right.replace("@", op))
+    Rule(f"{name}-{op.lower()}", left.replace("@", op), right.replace("@", op))
     for op in ("Add", "Mul")
     for name, left, right in (
         ("comm", "(@ a b)", "(@ b a)"),
@@ -286,7 +286,7 @@ def test_disabled_rules_do_not_match():
 
 
 def test_an_unsound_rule_fails_loudly():
-    wrong = Rule("forget-sum", "algebra", "(Sum x a)", "x")
+    wrong = Rule("forget-sum", "(Sum x a)", "x", theme="algebra")
     with pytest.raises(CompileError, match="merge"):
         saturate_graph(gpt_step(1), Options(extra=(wrong,)))
 

@@ -56,6 +56,10 @@ REFUSED = {
     "split-sum@2": {"x": "f32[2, 3, 4]", "a": (0, 1)},
     "sum-transpose": {"a": (0, 1)},
     "sum-broadcast": {"x": "f32[3, 4]"},
+    "dot-div-left": {"c": 0.0},
+    "dot-div-right": {"c": 0.0},
+    "scores-div": {"d": 0.0},
+    "softmax-gradient-div": {"d": 0.0},
     "transpose-dot": {"a": "f32[2, 2, 4]", "b": "f32[2, 4, 2]", "t": (1, 0, 2)},
     "flatten-batch-1": {"a": "f32[2, 3, 4]", "b": "f32[2, 4, 5]"},
     "flatten-shared-matrix": {"b": "f32[2, 4, 5]"},
@@ -111,13 +115,13 @@ def test_every_comparison_has_a_counterexample():
 
 
 def test_a_wrong_rule_is_found_by_its_values():
-    assert check_rule(Rule("wrong", "algebra", "(Sub x y)", "(Sub y x)")) > 0.1
+    assert check_rule(Rule("wrong", "(Sub x y)", "(Sub y x)")) > 0.1
     with pytest.raises(IRError, match="differ"):
-        check_rule(Rule("wrong", "algebra", "(Sum x a)", "x", samples=({"x": X, "a": (1,)},)))
+        check_rule(Rule("wrong", "(Sum x a)", "x", samples=({"x": X, "a": (1,)},)))
 
 
 def test_a_rule_that_changes_a_type_fails_loudly():
-    rule = Rule("wrong", "algebra", "(Sum x a)", "x")
+    rule = Rule("wrong", "(Sum x a)", "x")
     with pytest.raises(CompileError, match="merge"):
         fires(rule, {"x": X, "a": (1,)})
 

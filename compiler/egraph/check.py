@@ -27,7 +27,7 @@ from .saturate import language_of, prepare
 
 _SHAPES = ("f32[3, 4]", "f32[2, 1, 5]", "f32[]")
 _NUMBERS = (2.5, -0.75, 3.0)
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
+ARITHMETIC: dict[str, Callable[..., Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
@@ -170,8 +170,8 @@ class Sample:
         if head == "const":
             like = self.value(term[2]).node
             return self._full(self.value(term[1]), like.shape, like.dtype)
-        if head in _ARITHMETIC:
-            return _ARITHMETIC[head](*(self.value(t) for t in term[1:]))
+        if head in ARITHMETIC:
+            return ARITHMETIC[head](*(self.value(t) for t in term[1:]))
         count = operand_count(term)
         operands = self._operands(term, count)
         attributes = [self.value(t) for t in term[1 + count :]]

@@ -18,51 +18,28 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeGuard
 
 from ..errors import IRError
 from ..ir import Node
+from ..rule import Rule as Rule
+from ..rule import Term as Term
+from ..rule import parse as parse
 from .language import Form, families, float_text, made_by, string_text
 
-Term = str | tuple["Term", ...]
 # relations of (result, operand, number) for operations whose second operand is a number: joins over
 # them are small
 BY_CONSTANT = {"Mul": "mul-by", "Add": "add-by", "Div": "div-by"}
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]|[^\s()]+')
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf)$")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """`left` = `right` whenever the conditions hold.
-
-    `samples` are values for the variables, from which the rule is checked: a text such as "f32[3,
-    4]" is an array of that type, a tuple or number an attribute. Without samples every variable is
-    an f32[3, 4] and a f32[2, 1, 5]. `relaxed` rules change rounding by more than the order of a sum
-    does; they are off unless asked for.
-    """
-
-    name: str
-    theme: str
-    left: str
-    right: str
-    when: tuple[str, ...] = ()
-    samples: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
-    relaxed: bool = False
-
-    @property
-    def base(self) -> str:
-        """The name without the rank that the rule is for."""
-        return self.name.partition("@")[0]
 
 
 def rules_of(theme: str) -> Callable[..., Rule]:
     """A constructor of the rules of a theme: name, left, right, conditions."""
 
     def rule(name: str, left: str, right: str, *when: str, relaxed: bool = False) -> Rule:
-        return Rule(name, theme, left, right, when, relaxed=relaxed)
+        return Rule(name, left, right, when, theme, relaxed=relaxed)
 
     return rule
 
@@ -76,31 +53,6 @@ def with_samples(
     if strange := known.keys() - {r.name for r in out}:
         raise IRError(f"there are samples for {', '.join(sorted(strange))}, which are no rules")
     return out
-
-
-@cache
-def parse(text: str) -> Term:
-    """One s-expression as nested tuples."""
-    tokens = _TOKEN.findall(text)
-    term, end = _parse(tokens, 0, text)
-    if end != len(tokens):
-        raise IRError(f"one expression was needed, got {text!r}")
-    return term
-
-
-def _parse(tokens: list[str], at: int, text: str) -> tuple[Term, int]:
-    if at >= len(tokens) or tokens[at] == ")":
-        raise IRError(f"an expression is not closed or empty: {text!r}")
-    if tokens[at] != "(":
-        return tokens[at], at + 1
-    items: list[Term] = []
-    at += 1
-    while at < len(tokens) and tokens[at] != ")":
-        item, at = _parse(tokens, at, text)
-        items.append(item)
-    if at >= len(tokens):
-        raise IRError(f"an expression is not closed: {text!r}")
-    return tuple(items), at + 1
 
 
 def show(term: Term) -> str:
@@ -331,3 +283,9 @@ class ProgramRule:
     @property
     def base(self) -> str:
         return self.name
+
+    @property
+    def about(self) -> str:
+        """The first sentence of what `find` says of itself."""
+        text = " ".join((self.find.__doc__ or "").split())
+        return text.partition(". ")[0].rstrip(".")

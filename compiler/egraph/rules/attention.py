@@ -15,7 +15,8 @@ _rule = rules_of("attention")
 SCORES = (
     _rule("scores",         "(Dot q kt)",                           "(Scores q kt 1.0 0.0)"),
     _rule("scores-mul",     "(Mul* (Scores q kt c 0.0) #d)",        "(Scores q kt (* c d) 0.0)"),
-    _rule("scores-div",     "(Div (Scores q kt c 0.0) #d)",         "(Scores q kt (/ c d) 0.0)"),
+    _rule("scores-div",     "(Div (Scores q kt c 0.0) #d)",         "(Scores q kt (/ c d) 0.0)",
+          "(!= d 0.0)"),
     _rule("scores-softcap", "(Mul* (Tanh (Scores q kt c 0.0)) #d)", "(Scores q kt (* c d) d)",
           "(< 0.0 d)"),
 )  # fmt: skip

@@ -17,7 +17,8 @@ _rule = rules_of("attention")
 _HIDES = "(= p ({} (Select m z #f) a))"
 SCORES = (
     _rule("softmax-gradient-mul",  "(Mul (SoftmaxGrad p g a e) #d)", "(SoftmaxGrad p g a (* e d))"),
-    _rule("softmax-gradient-div",  "(Div (SoftmaxGrad p g a e) #d)", "(SoftmaxGrad p g a (/ e d))"),
+    _rule("softmax-gradient-div",  "(Div (SoftmaxGrad p g a e) #d)", "(SoftmaxGrad p g a (/ e d))",
+          "(!= d 0.0)"),
     *(
         _rule(name, "(Select m (SoftmaxGrad p g a e) 0.0)", "(SoftmaxGrad p g a e)",
               _HIDES.format(softmax), "(<= f -1e9)", f"(= p {weights})")

@@ -15,8 +15,10 @@ LAYOUTS = (
           "(= n (vec-length t))", "(= t (swap-perm n))"),
     _rule("dot-mul-left",   "(Dot (Mul a #c) b)",       "(Mul (Dot a b) (const c root))"),
     _rule("dot-mul-right",  "(Dot a (Mul b #c))",       "(Mul (Dot a b) (const c root))"),
-    _rule("dot-div-left",   "(Dot (Div a #c) b)",       "(Div (Dot a b) (const c root))"),
-    _rule("dot-div-right",  "(Dot a (Div b #c))",       "(Div (Dot a b) (const c root))"),
+    _rule("dot-div-left",   "(Dot (Div a #c) b)",       "(Div (Dot a b) (const c root))",
+          "(!= c 0.0)"),
+    _rule("dot-div-right",  "(Dot a (Div b #c))",       "(Div (Dot a b) (const c root))",
+          "(!= c 0.0)"),
     _rule("dot-neg-left",   "(Dot (Neg a) b)",          "(Neg (Dot a b))"),
     _rule("dot-neg-right",  "(Dot a (Neg b))",          "(Neg (Dot a b))"),
 )  # fmt: skip

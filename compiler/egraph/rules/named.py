@@ -44,6 +44,7 @@ def _full(value: float, dtype: str, shape: Ints) -> Node:
 
 
 def _index(shape: Ints, axis: int, offset: float, dtype: str) -> Node:
+    assert -len(shape) <= axis < 0
     return iota(shape, len(shape) + axis, DTYPES[dtype]) + offset
 
 
