@@ -1,4 +1,4 @@
-"""Small data sets to train on: characters of text files, and scikit-learn's handwritten digits."""
+"""Text to train on: characters of files as ids, and windows of them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from eggpu.compiler.errors import EggpuError
+from eggpu.data.errors import DataError
 
 LIBRARY = 3_000_000  # characters taken from the standard library
 CHARACTERS = 127  # in a vocabulary, besides the unknown one
 UNKNOWN = "\ufffd"
-
-
-class DataError(EggpuError):
-    """Data that is missing, empty, or too short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +164,3 @@ def _long_enough(tokens: np.ndarray, context: int) -> None:
             f"a context of {context} needs at least {context + 1} characters in the training text "
             f"and in the validation text, got {len(tokens)}: give more text or a smaller context"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Digits:
-    """Handwritten digits of 8 by 8 pixels: rows of 64 numbers from 0 to 1, and what they show."""
-
-    train_x: np.ndarray
-    train_y: np.ndarray
-    valid_x: np.ndarray
-    valid_y: np.ndarray
-
-
-def digits(seed: int = 0) -> Digits:
-    """scikit-learn's 1797 digits, shuffled: four fifths to train on, one fifth to validate."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DataError("the digits come with scikit-learn: pip install 'eggpu[digits]'") from None
-    x, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(x))
-    x, y = (x[order] / 16).astype(np.float32), y[order].astype(np.int32)
-    split = len(x) * 4 // 5
-    return Digits(x[:split], y[:split], x[split:], y[split:])
