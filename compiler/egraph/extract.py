@@ -79,12 +79,12 @@ def _report(
 
 
 def _effort(rounds: int, classes: int) -> Effort:
-    kicks: tuple[MoveKind, ...] = ("flip", "store", "split")
+    kicks: tuple[MoveKind, ...] = ("tuple", "flip", "store", "split")
     if rounds > 6:
         return Effort(rounds, kicks, 8, descent=120, near_misses=1000, enough=1e-6)
     if rounds < 2:
         return Effort(rounds, kicks=())
-    return Effort(rounds, kicks if classes < SMALL else kicks[:2], steepest=classes < TINY)
+    return Effort(rounds, kicks if classes < SMALL else kicks[:3], steepest=classes < TINY)
 
 
 @contextmanager

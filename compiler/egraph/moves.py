@@ -1,6 +1,7 @@
 """The moves around one class, by kind, each with a key that all classes of its orbit share.
 
 tuple       an op with several results for all of them, views of results among them
+adopt       everything that can use a product, reduction or result of an op uses it
 inline      no longer stored: its readers compute it
 merge       its kernel and a reader's become one
 sibling     two kernels with a common operand become one
@@ -19,7 +20,7 @@ from .graph import ANCHORS, BCAST, CONTRACT, EW, GET, MOVE, RED, TRANS, VIEW
 from .legal import MOST_OUTPUTS
 from .plan import NEW, Draft, Move
 
-MoveKind = Literal["tuple", "inline", "merge", "sibling", "flip", "put", "store", "split"]
+MoveKind = Literal["tuple", "adopt", "inline", "merge", "sibling", "flip", "put", "store", "split"]
 Key = tuple[object, ...]
 COMPUTED = frozenset((EW, RED, CONTRACT))
 CROWD = 16  # readers of one operand beyond which they are not tried as siblings
@@ -33,8 +34,11 @@ class Moves:
         self.views: dict[int, list[tuple[int, int]]] = {}  # of a class: (class, e-node)
         # tuple classes that a class, or what it is a view of, may come from
         self.tuples: dict[int, list[int]] = {}
+        self.users: dict[int, list[tuple[int, int]]] = {}
         for c in self.p.live:
             for n in self.p.candidates[c]:
+                for k in dict.fromkeys(self.p.kids[n]):
+                    self.users.setdefault(k, []).append((c, n))
                 if self.p.role[n] in (TRANS, VIEW):
                     self.views.setdefault(self.p.kids[n][0], []).append((c, n))
         for t, results in self.p.results.items():
@@ -47,6 +51,8 @@ class Moves:
         match kind:
             case "tuple":
                 return iter(self._tuple(c))
+            case "adopt":
+                return iter(self._adopt(c))
             case "inline":
                 return iter(self._inline(c))
             case "merge":
@@ -179,31 +185,70 @@ class Moves:
 
     def _tuple(self, t: int) -> list[tuple[Key, Move]]:
         d, p = self.draft, self.p
-        flips: list[tuple[int, int]] = []
-        drop: list[int] = []
-        differs = False
-        for x in dict.fromkeys(p.results.get(t, ())):
-            n = next(n for n in p.candidates[x] if p.role[n] == GET and p.kids[n][0] == t)
-            flips.append((x, n))
-            differs |= self.is_live(x) and d.choice[x] != n
-            for y, view in self.views.get(x, ()):
-                if self.is_live(y) and p.role[d.choice[y]] in COMPUTED:
-                    flips.append((y, view))
-                    differs = True
-                    if d.kern[y] >= 0 and y not in d.must:
-                        drop.append(y)
-        if not differs:
-            return []
+        variants: list[dict[int, int]] = [{}, {}, {}]
+        for x in p.results.get(t, ()):
+            own = next(n for n in p.candidates[x] if p.role[n] == GET and p.kids[n][0] == t)
+            for far, flips in enumerate(variants):
+                flips[x] = own
+                flips |= self._through(x, 0 if self.is_live(x) else far)
+        new: list[dict[int, int]] = []
+        for flips in variants:
+            if flips not in new and any(self._is_new(c, n) for c, n in flips.items()):
+                new.append(flips)
         return [
-            (
-                (p.label[n],),
-                Move(
-                    flips=(*flips, (t, n)) if d.choice[t] != n else tuple(flips), drop=tuple(drop)
-                ),
-            )
+            ((p.label[n], i), self._flipped(flips | {t: n}))
+            for i, flips in enumerate(new)
             for n in p.candidates[t]
             if all(d.choice[k] >= 0 for k in p.kids[n])
         ]
+
+    def _adopt(self, c: int) -> list[tuple[Key, Move]]:
+        d, p = self.draft, self.p
+        if d.choice[c] < 0 or p.role[d.choice[c]] not in (RED, CONTRACT, GET):
+            return []
+        near, far = self._through(c, 1), self._through(c, 2)
+        return [
+            ((i,), self._flipped(flips))
+            for i, flips in enumerate((near, far) if len(far) > len(near) else (near,))
+            if any(self.is_live(x) for x in flips)
+        ]
+
+    def _is_new(self, c: int, n: int) -> bool:
+        return self.is_live(c) and self.draft.choice[c] != n
+
+    def _through(self, x: int, far: int) -> dict[int, int]:
+        """The flips that make the views of a class views of it (far 0), its readers read it (1),
+        and theirs read these (2)."""
+        d, p = self.draft, self.p
+        flips: dict[int, int] = {}
+        stack, seen = [x], {x}
+        while stack:
+            for c, n in self.users.get(stack.pop(), ()):
+                if c in seen or any(d.choice[k] < 0 for k in (c, *p.kids[n])):
+                    continue
+                view, live = p.role[n] in (VIEW, TRANS), self.is_live(c)
+                if d.choice[c] == n:
+                    seen.add(c)
+                    if view:
+                        stack.append(c)
+                elif view and (not live or p.role[d.choice[c]] in COMPUTED):
+                    seen.add(c)
+                    flips[c] = n
+                    stack.append(c)
+                elif not view and live and far:
+                    seen.add(c)
+                    flips[c] = n
+                    if far > 1:
+                        stack.append(c)
+        return flips
+
+    def _flipped(self, flips: dict[int, int]) -> Move:
+        """Classes that become views are stored no longer."""
+        d, p = self.draft, self.p
+        new = {c: n for c, n in flips.items() if d.choice[c] != n}
+        moved = (c for c, n in new.items() if p.role[n] in (VIEW, TRANS))
+        drop = tuple(c for c in moved if d.kern[c] >= 0 and c not in d.must)
+        return Move(flips=tuple(new.items()), drop=drop)
 
     # -- cheap necessary conditions
 

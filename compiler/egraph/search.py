@@ -7,6 +7,7 @@ counts, never by a clock: equal inputs give equal results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from .step import EPSILON, trial
 
 SWEEPS: tuple[MoveKind, ...] = (
     "tuple",
+    "adopt",
     "inline",
     "merge",
     "sibling",
@@ -28,7 +30,7 @@ SWEEPS: tuple[MoveKind, ...] = (
     "store",
 )
 CROWD = 8  # kernels that compute a value
-LOCAL: tuple[MoveKind, ...] = ("merge", "sibling", "put", "inline")
+LOCAL: tuple[MoveKind, ...] = ("merge", "sibling", "put", "inline", "adopt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Effort:
     """Bounds of the search. `kicks` force moves that lose at first, and descend around them."""
 
     rounds: int = 6
-    kicks: tuple[MoveKind, ...] = ("flip", "store")
+    kicks: tuple[MoveKind, ...] = ("tuple", "flip", "store")
     representatives: int = 4  # distinct states of an orbit
     accepted: int = 6  # moves in a row around one class
     descent: int = 40  # accepted moves after a kick
@@ -113,7 +115,8 @@ class Search:
                 continue
             if kick and not self._worth_kick(c, kind):
                 continue
-            touched = self.kick(move) if kick else self._try(move)
+            slack = math.inf if kind == "tuple" else self.slack
+            touched = self.kick(move, slack) if kick else self._try(move)
             if touched:
                 self.draft.commit()
                 self._changed(touched)
@@ -149,11 +152,11 @@ class Search:
 
     # -- kicks
 
-    def kick(self, move: Move) -> set[int]:
+    def kick(self, move: Move, slack: float) -> set[int]:
         """Force a move and descend around it, unless the total rose: the classes touched."""
         d = self.draft
         mark = d.mark()
-        if trial(d, move, force=True) and d.cost <= mark.cost + self.slack:
+        if trial(d, move, force=True) and d.cost <= mark.cost + slack:
             touched = set(d.touched)
             if self.effort.steepest:
                 self.descend_steepest(touched)
