@@ -40,8 +40,8 @@ def softmax(x: A, axis: int = -1) -> A:
 for axis in (0, 1, -1):
     row("softmax", named("softmax", axis), [(f(3, 5),), (f(2, 3, 5),)], lambda x, a=axis: softmax(x, a), nn)
     row("log_softmax", named("log_softmax", axis), [(f(3, 5),)], lambda x, a=axis: np.log(softmax(x, a)), nn)
-row("softmax", named("softmax"), [(f(0, 5),), (f(1),)], softmax, nn)
-row("log_softmax", named("log_softmax"), [(f(0, 5),)], softmax, nn)
+row("softmax", named("softmax"), [(f(0, 5),), (f(3, 0),), (f(1),)], softmax, nn)
+row("log_softmax", named("log_softmax"), [(f(0, 5),), (f(3, 0),)], softmax, nn)
 
 
 def normed(x: A, axes: Any, eps: float = 1e-5) -> A:
@@ -131,7 +131,7 @@ def attention(q: A, k: A, v: A, mask: Any = None, visible: Any = None, scale: fl
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
         k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    s = q @ np.swapaxes(k, -1, -2) * (scale or 1 / math.sqrt(q.shape[-1]))
+    s = q @ np.swapaxes(k, -1, -2) * (scale or 1 / math.sqrt(max(q.shape[-1], 1)))
     s = cap * np.tanh(s / cap) if cap else s
     if mask is not None:
         s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + mask
@@ -147,7 +147,7 @@ Q, K, V = f(2, 4, 5, 3), f(2, 4, 7, 3, seed=1), f(2, 4, 7, 6, seed=2)
 J, I = np.arange(7)[None], np.arange(5)[:, None]
 sdpa = "scaled_dot_product_attention"
 row(sdpa, named(sdpa), [(Q, K, V), (Q[0], K[0], V[0]), (Q[0, 0], K[0, 0], V[0, 0]), (Q, K[:, :2], V[:, :2]), (Q, K[:, :1], V[:, :1]),
-                        (Q[:0], K[:0], V[:0]), (Q[..., :0, :], K, V)], attention, nn)  # fmt: skip
+                        (Q[:0], K[:0], V[:0]), (Q[..., :0, :], K, V), (Q, K[..., :0, :], V[..., :0, :]), (Q[..., :0], K[..., :0], V)], attention, nn)  # fmt: skip
 row(sdpa, named(sdpa), [(Q, K, V, b(5, 7)), (Q, K, V, b(2, 1, 5, 7)), (Q, K, V, f(5, 7, seed=4)), (Q, K, V, np.zeros((5, 7), bool))], attention, nn)
 for kind, seen in (("top-left", J <= I), ("bottom-right", J <= I + 2)):
     row(sdpa, named(sdpa, causal=kind), [(Q, K, V)], lambda q, k, v, s=seen: attention(q, k, v, visible=s), nn)

@@ -125,6 +125,7 @@ for axis in (None, 0, (0, 1)):
         row("norm", named("norm", p, axis=axis), [(f(3, 5),)], lambda x, p=p, axis=axis: _norm(x, p, axis))
 row("logsumexp", named("logsumexp"), [(f(),)], special.logsumexp)
 row("logsumexp", named("logsumexp", axis=0), [(f(3, 0),)], lambda x: np.zeros(0))
+row("logsumexp", named("logsumexp", axis=1), [(f(3, 0),)], lambda x: np.full(3, -np.inf))
 row("norm", named("norm"), [(f(),), (f(0),)], lambda x: np.sqrt((x * x).sum()))
 
 

@@ -27,10 +27,10 @@ def rows(name: str) -> list[Row]:
 
 def public() -> set[str]:
     """Functions on arrays under `eggpu` and `eggpu.nn`."""
-    found = {**vars(eg), **vars(nn)}
+    found = [*vars(eg).items(), *vars(nn).items()]
     return {
         name
-        for name, value in found.items()
+        for name, value in found
         if not name.startswith("_")
         and callable(value)
         and getattr(value, "__module__", "").startswith("eggpu.compiler.library.")

@@ -20,7 +20,7 @@ from eggpu.compiler.schedule.order import dependencies, frugal, stable
 from eggpu.compiler.schedule.plan import Access, Binding, Plan
 from eggpu.compiler.schedule.program import Program
 from eggpu.compiler.schedule.selection import Group, Selection, stored_base
-from eggpu.compiler.schedule.target import FLOOR, Target
+from eggpu.compiler.schedule.target import FLOOR, Target, LLVMPIPE
 from eggpu.compiler.schedule.verify import verify_plan
 from eggpu.compiler.types import Type, bool_, f16, f32
 
@@ -503,7 +503,7 @@ def test_predicted_time_lines_and_features_reach_the_plan() -> None:
     graph = replace(graph_of([x], [z]), sources={y: "model.py:3", z: "model.py:4"})
     plan = assemble(
         Selection(graph, (Group((z,), (x,), predicted_ns=300.0),)),
-        FLOOR,
+        LLVMPIPE,
         lambda g, t: [replace(k, features=("subgroup",)) for k in lower_split(g, t)],
     )
     assert sum(k.predicted_ns for k in plan.kernels) == pytest.approx(300)

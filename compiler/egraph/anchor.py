@@ -92,6 +92,9 @@ def _scatter(target: Target, size: int, positions: int, flops: float) -> AnchorC
 def _attention(target: Target, types: list[Type], results: tuple[int, ...]) -> AnchorCost | None:
     """Attention is one kernel, its gradients are one for q and one for k and v."""
     (*batch, queries, d), (*_, keys, _), (*_, dv) = (t.shape for t in types[:3])
+    empty = [t.size == 0 for t in types[:3]]
+    if all(empty) if len(types) >= 6 else not math.prod(batch) * queries:
+        return AnchorCost(0.0, 0, 0.0, 0.0)  # nothing to compute
     steps: list[Pass] = ["forward"]
     if len(types) >= 6:
         steps = [s for s, given in (("q", {0}), ("kv", {1, 2})) if given & set(results)]  # type: ignore[misc]

@@ -13,6 +13,9 @@ EVERY = (0, 1, 2)  # results of an op
 WINDOW = 80  # levels below a class whose sharing is seen
 
 
+NO_KERNEL = 1e15  # ns of what cannot run: anything else is cheaper
+
+
 def node_costs(p: Problem, pricer: Pricer, fused: bool) -> list[float]:
     """ns of each e-node on its own. When `fused`, elementwise work and movement are nearly free."""
     profile = pricer.target.profile
@@ -33,6 +36,8 @@ def node_costs(p: Problem, pricer: Pricer, fused: bool) -> list[float]:
             heavy = pricer.anchor(Anchor(n, results=EVERY)) if role in (CONTRACT, TUP) else None
             busy = heavy.busy if heavy else 0.0
             cost = profile.launch + max(moved / profile.bandwidth, busy)
+            if role == TUP and heavy is None:
+                cost += NO_KERNEL
             if role in ANCHORS and written > pricer.target.max_binding_bytes:
                 cost += TOO_LARGE
         out.append(cost)

@@ -32,7 +32,9 @@ def scaled_dot_product_attention(q: Value, k: Value, v: Value, mask: Value | Non
         raise ShapeMismatch(f"attention needs q (..., t, d), k (..., s, d), v (..., s, e), got {qn.type}, {kn.type}, {vn.type}")
     batch = broadcast_shapes("attention", qn.shape[:-2], kn.shape[:-2], vn.shape[:-2])
     qn, kn, vn = (broadcast(n, (*batch, *n.shape[-2:])) for n in (qn, kn, vn))
-    scores = dot_node(qn, swap(kn)) * (1 / math.sqrt(qn.shape[-1]) if scale is None else scale)
+    if not kn.shape[-2]:  # no keys at all: every row is one without visible keys
+        return wrap(full(0, (*qn.shape[:-1], vn.shape[-1]), vn.dtype))
+    scores = dot_node(qn, swap(kn)) * (1 / math.sqrt(max(qn.shape[-1], 1)) if scale is None else scale)
     if softcap:
         scores = E.tanh(scores * (1 / softcap)) * softcap
     if window and not causal:

@@ -121,9 +121,11 @@ def argmin(x: Value, axis: int | None = None, keepdims: bool = False) -> Array:
 
 
 def logsumexp(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
-    """log(sum(exp(x))), without overflow; -inf over elements that are all -inf."""
+    """log(sum(exp(x))), without overflow; -inf over elements that are all -inf, and over none."""
     n = floating("logsumexp", x)
     axes = axes_of("logsumexp", axis, len(n.shape))
+    if not math.prod(n.shape[a] for a in axes):
+        return wrap(_drop(E.log(reduce("sum", n, axes)), axes, keepdims))  # log(0)
     top = safe_max(n, axes)
     total = reduce("sum", E.exp(n - broadcast(top, n.shape)), axes)
     return wrap(_drop(E.log(total) + top, axes, keepdims))

@@ -12,7 +12,10 @@ from .convert import Value, floating, one_axis, wrap
 def softmax(x: Value, axis: int = -1) -> Array:
     """exp(x) / sum(exp(x)) along an axis; the maximum is subtracted first, which changes nothing but overflow."""
     n = floating("softmax", x)
-    e, total = _exponentials(n, one_axis("softmax", axis, len(n.shape)))
+    k = one_axis("softmax", axis, len(n.shape))
+    if not n.shape[k]:
+        return wrap(n)
+    e, total = _exponentials(n, k)
     return wrap(e / broadcast(total, n.shape))
 
 
@@ -33,5 +36,7 @@ def log_softmax(x: Value, axis: int = -1) -> Array:
 
 def log_softmax_node(x: Node, axis: int) -> Node:
     """log(softmax(x)) of a node."""
+    if not x.shape[axis]:
+        return x
     shifted = _shifted(x, axis)
     return shifted - broadcast(E.log(reduce("sum", E.exp(shifted), (axis,))), x.shape)

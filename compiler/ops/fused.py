@@ -104,7 +104,7 @@ class Attention(_AttentionBase):
             return np.matmul(p, v).astype(q.dtype), lse.astype(q.dtype)
 
     def flops(self, result: TupleType, q: Type, k: Type, v: Type, *extra: Type) -> int:  # type: ignore[override]
-        pairs = q.size // q.shape[-1] * k.shape[-2]
+        pairs = math.prod(q.shape[:-1]) * k.shape[-2]
         return 2 * pairs * (q.shape[-1] + v.shape[-1]) // (2 if self.causal else 1)
 
 
@@ -137,7 +137,7 @@ class AttentionBackward(_AttentionBase):
             return np.matmul(ds, k), np.matmul(t(ds), q), np.matmul(t(p), ct).astype(q.dtype)
 
     def flops(self, result: TupleType, q: Type, k: Type, v: Type, *rest: Type) -> int:  # type: ignore[override]
-        pairs = q.size // q.shape[-1] * k.shape[-2]
+        pairs = math.prod(q.shape[:-1]) * k.shape[-2]
         return 2 * pairs * (3 * q.shape[-1] + 2 * v.shape[-1]) // (2 if self.causal else 1)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import CompileError, IRError
 from ..ir import Graph, Kind, Node
-from ..types import DTYPES, TupleType
+from ..types import DTYPES
 from .kernel import KernelSource, Scratch, Stored
 from .memory import Named, aligned, pair
 from .order import Step, dependencies, free_early, frugal, lazy, stable
@@ -54,7 +54,6 @@ class Program:
 
     def __init__(self, selection: Selection, target: Target, lower: Lower) -> None:
         self.graph = selection.graph
-        self._check_dtypes(target)
         self.groups = selection.groups
         self.values: list[Array] = []
         self._number: dict[Stored, int] = {}
@@ -94,6 +93,7 @@ class Program:
             for source in lower(group, target):
                 if 0 in source.grid:
                     continue  # nothing to compute: every result is empty
+                self._check_features(source, group, target)
                 writes = tuple(self._bind(v, source) for v in source.writes)
                 reads = tuple(self._bind(v, source) for v in source.reads)
                 if len({*writes, *reads}) != len(writes) + len(reads):
@@ -112,15 +112,14 @@ class Program:
         self.values[self._number[key]].bound = True
         return self._number[key]
 
-    def _check_dtypes(self, target: Target) -> None:
-        if "shader-f16" in target.features:
-            return
-        for node in self.graph.nodes():
-            if not isinstance(node.type, TupleType) and node.dtype.name == "f16":
-                line = self.graph.sources.get(node, "")
+    def _check_features(self, source: KernelSource, group: Group, target: Target) -> None:
+        for feature in source.features:
+            if feature not in target.features:
+                lines = [self.graph.sources.get(out, "") for out in group.outputs]
+                what = "f16 needs" if feature == "shader-f16" else f"kernel {source.name} needs"
                 raise CompileError(
-                    f"f16 needs a device with the feature shader-f16, which {target.name} lacks; "
-                    f"the program has {node!r}{' at ' + line if line else ''}"
+                    f"{what} a device with the feature {feature}, which {target.name} lacks, "
+                    f"for {group.outputs[0]!r}{' at ' + lines[0] if lines[0] else ''}"
                 )
 
     def _check_size(self, value: Array, target: Target) -> None:
