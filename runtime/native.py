@@ -20,6 +20,8 @@ from wgpu.backends.wgpu_native import _api, _helpers, _mappings, extras
 from wgpu.backends.wgpu_native import ffi as _ffi
 from wgpu.backends.wgpu_native import lib as _lib
 
+from . import lavapipe
+
 ffi: Any = _ffi
 lib: Any = _lib
 libf: Any = _api.libf
@@ -48,6 +50,7 @@ def enumerate_adapters(opengl: bool = False) -> list[Any]:
         if opengl:
             return _opengl_adapters()
         if _helpers._the_instance is None:
+            lavapipe.prepare()
             extras.set_instance_extras(backends=("Vulkan", "Metal", "DX12"))
         found = wgpu.gpu.enumerate_adapters_sync()
     return [a for a in found if not a.info["backend_type"].startswith("OpenGL")]
