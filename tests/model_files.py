@@ -42,7 +42,9 @@ def _value(value):
             return struct.pack("<I", 8) + _text(value)
         case list():
             strings = bool(value) and isinstance(value[0], str)
-            items = b"".join(map(_text, value)) if strings else struct.pack(f"<{len(value)}i", *value)
+            items = (
+                b"".join(map(_text, value)) if strings else struct.pack(f"<{len(value)}i", *value)
+            )
             return struct.pack("<IIQ", 9, 8 if strings else 5, len(value)) + items
     raise TypeError(type(value))
 

@@ -102,7 +102,10 @@ def test_sharded_folders(tmp_path):
     [
         ({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 99]}}, "'w' needs 16 bytes"),
         ({"w": {"dtype": "F32", "shape": [4], "data_offsets": [16, 32]}}, "'w' lies at bytes"),
-        ({"w": {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]}}, "'w' has the data_offsets"),
+        (
+            {"w": {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]}},
+            "'w' has the data_offsets",
+        ),
         ({"w": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 16]}}, "'w' needs"),
         ({"w": {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]}}, "'w' needs at most"),
         ({"w": {"dtype": "Q9", "shape": [4], "data_offsets": [0, 16]}}, "'w' has the dtype 'Q9'"),
@@ -122,13 +125,22 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path):
     found = open_safetensors(written(tmp_path, safetensors_bytes({"a.w": ARRAYS["f32"]})))
     with pytest.raises(ModelFileError, match="no tensor 'a.v'; beside it are a.w"):
         found.array("a.v", (2, 3))
-    with pytest.raises(ModelFileError, match=r"'a.w' needs the shape \[3, 2\], got a.w: F32\[2, 3\]"):
+    with pytest.raises(
+        ModelFileError, match=r"'a.w' needs the shape \[3, 2\], got a.w: F32\[2, 3\]"
+    ):
         found.array("a.w", (3, 2))
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_gguf(tmp_path, version):
-    metadata = {"general.architecture": "llama", "n": 7, "x": 0.5, "yes": True, "t": ["é", "b"], "i": [3, -4]}
+    metadata = {
+        "general.architecture": "llama",
+        "n": 7,
+        "x": 0.5,
+        "yes": True,
+        "t": ["é", "b"],
+        "i": [3, -4],
+    }
     values = np.arange(64) - 32
     tensors = {
         "f": ("F32", (2, 2), np.arange(4, dtype=np.float32).tobytes()),
@@ -192,7 +204,9 @@ def test_damaged_files_give_model_file_errors(tmp_path_factory, kind, data):
     if data.draw(st.booleans()):
         at, wide = data.draw(st.integers(0, len(good) - 9)), data.draw(st.integers(0, 2**64 - 1))
         damaged[at : at + 8] = struct.pack("<Q", wide)
-    damaged = damaged[: data.draw(st.integers(0, len(good)))] if data.draw(st.booleans()) else damaged
+    damaged = (
+        damaged[: data.draw(st.integers(0, len(good)))] if data.draw(st.booleans()) else damaged
+    )
     path = tmp_path_factory.getbasetemp() / f"fuzzed.{kind}"
     path.write_bytes(bytes(damaged))
     try:
@@ -224,7 +238,9 @@ def test_blocks_on_the_device_are_what_numpy_says(name):
     product, picked = run(matrix, x, ids)
     want = matrix.dequantize().numpy()
     assert np.array_equal(picked.numpy(), want[ids])
-    np.testing.assert_allclose(product.numpy(), x @ want.T, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+    np.testing.assert_allclose(
+        product.numpy(), x @ want.T, rtol=1e-4, atol=1e-4 * np.abs(want).max()
+    )
     # nothing but products and gathers: the matrix is never written out
     assert len(run.plan.kernels) == 2
     assert all(b.role in ("input", "output", "constant") for b in run.plan.buffers)

@@ -16,10 +16,11 @@ _OTHERS = {
 }  # fmt: skip
 
 
-def load_model(path: str | Path) -> Any:
+def load_model(path: str | Path, context: int | None = None) -> Any:
     """The model that config.json or a GGUF file describes, as a module to call.
 
-    Raises ModelFileError for what is damaged or not known.
+    `context` is how many positions will be used, which decides some rotary scalings (default: all
+    that the model has). Raises ModelFileError for what is damaged or not known.
     """
     path = Path(path)
     if not path.is_dir():
@@ -32,7 +33,7 @@ def load_model(path: str | Path) -> Any:
     folder = open_folder(path)
     kind = folder.config.get("model_type")
     if kind in llama_config.MODEL_TYPES:
-        return llama_config.from_config(folder.config, folder.weights)
+        return llama_config.from_config(folder.config, folder.weights, context)
     if not isinstance(kind, str) or kind not in _OTHERS:
         known = ", ".join(sorted((*llama_config.MODEL_TYPES, *_OTHERS)))
         raise ModelFileError(f"{path} has the model_type {kind!r:.60}; known are {known}")

@@ -104,7 +104,8 @@ def _rotary(c: Config, kind: str, head_size: int, layer: str, used: int | None):
     if size < 2 or size % 2 or base <= 0:
         raise ModelFileError(f"{c.where} needs an even rotary size and a base, got {size}, {base}")
     try:
-        return rotary(size, base, scaling, context=used or context, original=original)
+        scaling = {**scaling, "original_max_position_embeddings": original}
+        return rotary(size, base, scaling, used=used or 0, most=context, original=original)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFileError(f"{c.where}: rope_scaling is incomplete: {error!r}") from None
 

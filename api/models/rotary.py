@@ -49,9 +49,10 @@ class Rotary:
 
 def rotary(
     size: int, base: float, scaling: Mapping[str, Any] | None = None, *,
-    context: int = 0, original: int = 0, interleaved: bool = False,
+    used: int = 0, most: int = 0, original: int = 0, interleaved: bool = False,
 ) -> Rotary:  # fmt: skip
-    """The rates of `size` elements of a head, under the scaling of a config (`rope_scaling`)."""
+    """The rates of `size` elements of a head, under the scaling of a config (`rope_scaling`), for
+    `used` positions of at most `most` in a model that was first trained on `original`."""
     rates = [base ** (-2 * i / size) for i in range(size // 2)]
     scaling = scaling or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -64,7 +65,8 @@ def rotary(
         case "llama3":
             return Rotary(tuple(_llama3(r, scaling) for r in rates), 1.0, interleaved)
         case "longrope":
-            return _longrope(rates, scaling, context, original, interleaved)
+            long = (used or most) > original
+            return _longrope(rates, scaling, long, most / max(original, 1), interleaved)
         case "yarn":
             return _yarn(rates, scaling, base, size, original, interleaved)
         case _:
@@ -81,16 +83,16 @@ def _llama3(rate: float, scaling: Mapping[str, Any]) -> float:
 
 
 def _longrope(
-    rates: list[float], scaling: Mapping[str, Any], context: int, original: int, interleaved: bool
+    rates: list[float], scaling: Mapping[str, Any], long: bool, stretch: float, interleaved: bool
 ) -> Rotary:
-    long = context > original
     by = scaling["long_factor" if long else "short_factor"]
     if len(by) != len(rates):
         raise ModelFileError(f"rope_scaling needs {len(rates)} factors, got {len(by)}")
     factor = scaling.get("attention_factor")
     if factor is None:
-        stretch = float(scaling.get("factor") or context / original)
-        factor = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+        stretch = float(scaling.get("factor") or stretch)
+        first = float(scaling["original_max_position_embeddings"])
+        factor = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(first))
     return Rotary(tuple(r / float(f) for r, f in zip(rates, by)), float(factor), interleaved)
 
 

