@@ -192,7 +192,7 @@ class EMA:
 
     def init(self, model: Any) -> EMAState:
         """The state before the first update; the average starts as a copy of the model."""
-        copy = pytree.tree_map(lambda v: known(array(v) * 1) if is_float(v) else array(v), model)
+        copy = pytree.tree_map(lambda v: known(array(v) * 1), model)
         return EMAState(copy, self.inner.init(model))
 
     def update(self, model: Any, state: EMAState, grads: Any) -> tuple[Any, EMAState]:
@@ -200,14 +200,14 @@ class EMA:
         new, inner = self.inner.update(model, state.inner, grads)
         leaves, structure = pytree.flatten(new)
         olds = pytree.flatten(state.average)[0]
-        rows = zip(olds, leaves, trainable(leaves, structure), strict=True)
-        # a + (p - a) * (1 - decay); states of modules are taken as they are
-        average = [like(a, a + (p - a) * (1 - self.decay)) if t else p for a, p, t in rows]
+        # a + (p - a) * (1 - decay); what is no float stays
+        rows = list(zip(olds, leaves, strict=True))
+        average = [like(a, a + (p - a) * (1 - self.decay)) if is_float(p) else a for a, p in rows]
         return new, EMAState(pytree.unflatten(structure, average), inner)
 
 
 def ema(inner: Optimizer, decay: float = 0.999) -> EMA:
-    """`inner`, with decay * average + (1 - decay) * model in `state.average`."""
+    """`inner`, with decay * average + (1 - decay) * model in `state.average`, states included."""
     if not 0 <= decay <= 1:
         raise ValueError(f"ema needs 0 <= decay <= 1, got {decay}")
     return EMA(inner, decay)

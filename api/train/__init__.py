@@ -1,9 +1,17 @@
 """Training of small models through the compiled runtime."""
 
+from eggpu.train.callbacks import Best as Best
+from eggpu.train.callbacks import Callback as Callback
+from eggpu.train.callbacks import CSVLog as CSVLog
+from eggpu.train.callbacks import EarlyStopping as EarlyStopping
+from eggpu.train.callbacks import Moment as Moment
+from eggpu.train.callbacks import TensorBoard as TensorBoard
 from eggpu.train.gpt import GPTConfig as GPTConfig
 from eggpu.train.gpt import train_gpt as train_gpt
 from eggpu.train.mlp import MLPConfig as MLPConfig
 from eggpu.train.mlp import train_mlp as train_mlp
+from eggpu.train.nans import find_not_finite as find_not_finite
 from eggpu.train.run import Result as Result
 from eggpu.train.run import Run as Run
 from eggpu.train.run import TrainingError as TrainingError
+from eggpu.train.trainer import Trainer as Trainer

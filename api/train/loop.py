@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from eggpu.train.progress import Display, Status
-from eggpu.train.run import History, Result, Run, TrainingError
+from eggpu.train.run import History, Result, Run
 from eggpu.train.task import Task
 
 _GUESS = 1000  # steps, before the first measurement of a run with a time limit
@@ -25,20 +24,23 @@ def fit(task: Task, run: Run, display: Display) -> Result:
     run.out.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     clock, history = Clock(run, task.start), History()
     i, saved = task.start, -1
-    with interruptions(display) as stop:
-        while i < clock.total and not stop:
+    with interruptions(display) as stop, task:
+        while i < clock.total and not stop and not task.stopping:
             loss = task.advance(i, clock.total)
             i += 1
             saving, first = i % run.save_every == 0, i == task.start + 1
             if saving or first or i % run.log_every == 0 or i >= clock.total:
-                value = _finite(float(loss), i, run.checkpoint if saved >= 0 else None)
+                value = float(loss)
+                if not math.isfinite(value):
+                    raise task.broken(i, value, run.checkpoint if saved >= 0 else None)
                 history.train.append((i, value))
+                task.note(i, value)
                 if first:
                     display.say(task.compiled)
                 clock.tick(i)
                 display.show(clock.status(i, value, task))
             if i % run.eval_every == 0 and i < clock.total and not stop:
-                history.valid.append((i, task.evaluate(task.model)))
+                history.valid.append((i, task.validate(i)))
                 display.say(f"step {i}: validation loss {history.valid[-1][1]:.4f}")
                 clock.restart(i)
             if saving:
@@ -47,17 +49,10 @@ def fit(task: Task, run: Run, display: Display) -> Result:
         seconds = clock.elapsed
         if saved != i:
             task.save(run.checkpoint, i)
-        if not stop:
-            history.valid.append((i, task.evaluate(task.model)))
+        if not stop and (not history.valid or history.valid[-1][0] != i):
+            history.valid.append((i, task.validate(i)))
         display.close()
         return Result(i, bool(stop), history, run.checkpoint, task.model, seconds)
-
-
-def _finite(loss: float, step: int, saved: Path | None) -> float:
-    if math.isfinite(loss):
-        return loss
-    where = f"; the last checkpoint is {saved}" if saved else ""
-    raise TrainingError(f"the loss is {loss} at step {step}: try a lower --lr{where}")
 
 
 class Clock:

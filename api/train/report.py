@@ -27,7 +27,13 @@ def write_losses(history: History, path: Path) -> Path:
     return path
 
 
-def draw_losses(history: History, path: Path, title: str, baseline: tuple[str, float]) -> str:
+def draw_losses(
+    history: History,
+    path: Path,
+    title: str,
+    baseline: tuple[str, float] | None = None,
+    unit: str = "loss (nats)",
+) -> str:
     """The loss curve as PNG; what was drawn, or what is missing, in a line."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -39,8 +45,9 @@ def draw_losses(history: History, path: Path, title: str, baseline: tuple[str, f
     axes.plot(*zip(*history.train), color="tab:blue", linewidth=1, label="training batch")
     if history.valid:
         axes.plot(*zip(*history.valid), color="tab:orange", marker="o", label="validation")
-    axes.axhline(baseline[1], color="tab:gray", linestyle="--", label=baseline[0])
-    axes.set(xlabel="step", ylabel="loss (nats)", title=title)
+    if baseline is not None:
+        axes.axhline(baseline[1], color="tab:gray", linestyle="--", label=baseline[0])
+    axes.set(xlabel="step", ylabel=unit, title=title)
     axes.legend()
     FigureCanvasAgg(figure).print_png(path)
     return f"loss curve   {path}"
@@ -66,7 +73,7 @@ def kernel_table(profile: Any) -> str:
 
 
 def write_report(
-    task: Task, result: Result, run: Run, title: str, baseline: tuple[str, float]
+    task: Task, result: Result, run: Run, title: str, baseline: tuple[str, float] | None = None
 ) -> str:
     """Write curve, dumps and profile; what to tell the user about them."""
     lines = [
@@ -75,7 +82,7 @@ def write_report(
         f"dumps        {task.step.dump(run.out / 'dump')}",
     ]
     try:
-        profile = task.step.profile(task.model, task.state, *task.batch(0), 1.0)
+        profile = task.step.profile(task.model, task.state, *task.arguments(0, 1.0))
     except DeviceError as error:
         return "\n".join([*lines, f"no times: {error}"])
     (run.out / "profile.txt").write_text(f"{profile}\n", encoding="utf-8")

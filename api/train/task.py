@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -33,9 +33,36 @@ class Task:
 
     def advance(self, i: int, total: float) -> eg.Array:
         """Step i of `total`; the loss before it, not waited for."""
-        arguments = (*self.batch(i), np.float32(total))
+        arguments = self.arguments(i, total)
         self.model, self.state, loss = self.step(self.model, self.state, *arguments)
         return loss
+
+    def arguments(self, i: int, total: float) -> tuple[Any, ...]:
+        """What step i takes besides model and state."""
+        return (*self.batch(i), np.float32(total))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether training has come to its end before its last step."""
+        return False
+
+    def note(self, step: int, loss: float) -> None:
+        """Told of each training loss that is read."""
+
+    def validate(self, step: int) -> float:
+        """The validation loss after `step` steps."""
+        return self.evaluate(self.model)
+
+    def broken(self, step: int, loss: float, saved: Path | None) -> TrainingError:
+        """The error for a loss that is not a number any more."""
+        where = f"; the last checkpoint is {saved}" if saved else ""
+        return TrainingError(f"the loss is {loss} at step {step}: try a lower --lr{where}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Training has ended."""
 
     @property
     def compiled(self) -> str:
