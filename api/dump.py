@@ -8,13 +8,14 @@ from pathlib import Path
 from eggpu.compiler.pipeline import Compilation
 from eggpu.compiler.schedule.show import kernel_wgsl, memory_map, plan_text
 from eggpu.compiler.text import print_graph
+from eggpu.report import egraph_text
 
 
 def stages(compilation: Compilation) -> dict[str, str]:
     """File name to text, in the order of the pipeline. Deterministic: no times of this run."""
     out = {"0-trace.ir": print_graph(compilation.trace), "1-grad.ir": print_graph(compilation.graph)}
     if compilation.egraph is not None:
-        out["2-egraph.txt"] = f"{compilation.egraph.text().rstrip()}\n\n{compilation.extraction}"
+        out["2-egraph.txt"] = egraph_text(compilation)
     out["3-best.ir"] = print_graph(compilation.selection.graph)
     out["4-plan.txt"] = plan_text(compilation.plan)
     out["memory.txt"] = memory_map(compilation.plan)

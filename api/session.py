@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from eggpu.compiler.tracing import Array, Traced, array, leaf_type, parameter_na
 from eggpu.compiler.types import Type
 from eggpu.runtime import Device, DeviceBuffer, Executable, open_device
 from eggpu.runtime import synchronize as synchronize_device
+
+if TYPE_CHECKING:
+    from eggpu.report import Report
 
 _current: list[Device] = []
 
@@ -210,10 +213,11 @@ class Compiled:
         return self._current().executable.plan
 
     @property
-    def report(self):  # noqa: ANN201
-        """What saturation and extraction did."""
-        c = self._current().compilation()
-        return c.egraph, c.extraction
+    def report(self) -> Report:
+        """What the e-graph found and chose, and why; see `eggpu.report.Report`."""
+        from eggpu.report import report
+
+        return report(self._current().compilation())
 
     @property
     def wgsl(self) -> dict[str, str]:

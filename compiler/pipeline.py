@@ -15,6 +15,7 @@ from .schedule.selection import Selection
 from .schedule.target import Target
 
 if TYPE_CHECKING:
+    from .egraph.near import NearMiss
     from .egraph.outcome import ExtractionReport
     from .egraph.report import EGraphReport
     from .egraph.saturate import Options as Saturation
@@ -53,6 +54,7 @@ class Compilation:
     plan: Plan
     egraph: EGraphReport | None = None
     extraction: ExtractionReport | None = None
+    near_misses: tuple[NearMiss, ...] = ()  # attention that was almost found or almost chosen
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -69,6 +71,7 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
     options = options or Options()
     seconds: dict[str, float] = {}
     egraph = extraction = None
+    near_misses: tuple[NearMiss, ...] = ()
     with timed(seconds, "verify"):
         verify_graph(graph)
     program = expand(graph)
@@ -76,6 +79,7 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
         # equal programs, as many as the rules find
         from .egraph import saturate_graph
         from .egraph.extract import extract
+        from .egraph.near import near
         from .egraph.saturate import Options as Saturation
 
         with timed(seconds, "saturate"):
@@ -83,6 +87,7 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
         # the cheapest of them: e-nodes, stored values and kernels chosen together
         with timed(seconds, "extract"):
             selection, extraction = extract(snapshot, target, program, effort=options.effort)
+            near_misses = near(egraph, extraction, snapshot, selection)
     else:
         selection = separate(program)
     # kernels in WGSL, memory, and a last check of every hazard and limit
@@ -90,7 +95,7 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
         plan = assemble(selection, target, Repeated(lower))
     with timed(seconds, "check"):
         verify_plan(plan, target)
-    return Compilation(trace or graph, graph, target, options, selection, plan, egraph, extraction, seconds)
+    return Compilation(trace or graph, graph, target, options, selection, plan, egraph, extraction, near_misses, seconds)
 
 
 def _saturation(options: Options, kind: type[Saturation]) -> Saturation:

@@ -35,6 +35,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Compile a function for arguments of given types and show its plan.",
         epilog=f"example: {_EXAMPLE}",
     )
+    add_function(parser)
+    parser.add_argument("--dump", metavar="DIR", type=Path, help="write every stage and the WGSL")
+    parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for eggpu.load")
+    parser.set_defaults(run=run)
+
+
+def add_function(parser: argparse.ArgumentParser) -> None:
+    """The flags that say what is compiled."""
     parser.add_argument(
         "function", metavar="MODULE:FUNCTION", help="a module or a file, and a function in it"
     )
@@ -48,13 +56,26 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="compile value and gradients with respect to every argument that holds floats",
     )  # fmt: skip
     parser.add_argument("--no-optimize", action="store_true", help="a kernel for every operation")
-    parser.add_argument("--dump", metavar="DIR", type=Path, help="write every stage and the WGSL")
-    parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for eggpu.load")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile and print the plan."""
+    program, arguments = function_of(args)
+    compiled = eg.compile(program, optimize=not args.no_optimize)
+    compilation = compiled.compile(*arguments)
+    print(plan_text(compilation.plan))
+    seconds = ", ".join(f"{name} {s:.2f} s" for name, s in compilation.seconds.items())
+    print(f"compiled in {sum(compilation.seconds.values()):.2f} s ({seconds})")
+    if args.dump is not None:
+        print(f"every stage is in {compiled.dump(args.dump)}")
+    if args.save is not None:
+        compiled.save(args.save)
+        print(f"the plan is in {args.save}")
+    return 0
+
+
+def function_of(args: argparse.Namespace) -> tuple[Callable[..., Any], list[Any]]:
+    """The function that the flags name, with gradients if asked for, and its arguments."""
     if args.device is not None:
         eg.device(args.device)
     function = named(args.function)
@@ -67,18 +88,7 @@ def run(args: argparse.Namespace) -> int:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise CommandError(f"{args.function}: {error}; arguments are given by --arg") from None
-    program = with_gradients(function, arguments) if args.grad else function
-    compiled = eg.compile(program, optimize=not args.no_optimize)
-    compilation = compiled.compile(*arguments)
-    print(plan_text(compilation.plan))
-    seconds = ", ".join(f"{name} {s:.2f} s" for name, s in compilation.seconds.items())
-    print(f"compiled in {sum(compilation.seconds.values()):.2f} s ({seconds})")
-    if args.dump is not None:
-        print(f"every stage is in {compiled.dump(args.dump)}")
-    if args.save is not None:
-        compiled.save(args.save)
-        print(f"the plan is in {args.save}")
-    return 0
+    return (with_gradients(function, arguments) if args.grad else function), arguments
 
 
 def argument(text: str) -> Any:

@@ -15,6 +15,7 @@ from ..ops.move import Transpose
 from .analysis import derived
 from .encode import encode
 from .language import form_of
+from .near import look
 from .report import EGraphReport, Round
 from .rules.named import NAMED
 from .saturate import Options, Run, language_of, prepare, run_phases
@@ -44,6 +45,7 @@ def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapsh
     clock("saturate")
     frozen = freeze(engine, forms, nodes, NAMED.values(), makers)
     found = snapshot(frozen, nodes, len(program), [number[o] for o in graph.outputs])
+    report.near_misses, report.possible = look(frozen, program, graph, found.class_of)
     clock("decode")
     _fill(report, runs, frozen)
     return found, report

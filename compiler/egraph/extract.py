@@ -133,7 +133,12 @@ def decode(draft: Draft, graph: Graph) -> Selection:
             operands = dict.fromkeys(nodes[c] for c in priced.operands)
             groups.append(Group(new, tuple(operands), priced.cost))
     outputs = tuple(nodes[r] for r in draft.p.snapshot.roots)
-    return Selection(graph.replace(outputs=outputs, sources=sources), tuple(groups))
+    return Selection(
+        graph.replace(outputs=outputs, sources=sources),
+        tuple(groups),
+        classes={node: c for c, node in nodes.items()},
+        made_by={node: draft.p.snapshot.rule[draft.choice[c]] for c, node in nodes.items()},
+    )
 
 
 def _nodes(draft: Draft) -> dict[int, Node]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .near import NearMiss, Possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,9 @@ class EGraphReport:
     """The report of one e-graph.
 
     `matches` counts them by rule. `recognized` maps a pattern's name to (found, candidates), where
-    0 candidates means that nobody counted them. `seconds` are wall times by stage.
+    0 candidates means that nobody counted them. `near_misses` are patterns that the program almost
+    is, `possible` the fused kernels of which extraction may choose another form. `seconds` are wall
+    times by stage.
     """
 
     name: str
@@ -30,6 +36,8 @@ class EGraphReport:
     matches: dict[str, int] = field(default_factory=dict)
     stop: str = ""
     recognized: dict[str, tuple[int, int]] = field(default_factory=dict)
+    near_misses: list[NearMiss] = field(default_factory=list)
+    possible: list[Possible] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def text(self, times: bool = False) -> str:

@@ -160,7 +160,8 @@ class _Memory:
             bytes_written=source.bytes_written,
             predicted_ns=predicted_ns,
             computes=source.describe([f"%{table.buffers[n].name}" for n in numbers]),
-            source=_lines(program.groups[step.group], program.graph.sources),
+            source=_texts(program.groups[step.group], program.graph.sources),
+            rules=_texts(program.groups[step.group], program.made_by),
             trusted=source.trusted,
             writes=len(step.writes),
         )
@@ -172,8 +173,9 @@ def _binding_names(source: KernelSource) -> list[str]:
     return [*(f"out{k}" for k in writes), *(f"in{k}" for k in reads)]
 
 
-def _lines(group: Group, sources: Mapping[Node, str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(line for n in body(group) if (line := sources.get(n))))
+def _texts(group: Group, of: Mapping[Node, str]) -> tuple[str, ...]:
+    """What `of` says about the nodes that a group computes, each text once."""
+    return tuple(dict.fromkeys(text for n in body(group) if (text := of.get(n))))
 
 
 class _Times:

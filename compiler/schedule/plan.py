@@ -57,6 +57,7 @@ class Kernel:
     source: tuple[str, ...] = ()  # the user's lines ("model.py:31") that it computes
     trusted: bool = False  # indices proved in bounds: run without bounds checks on gpu targets
     writes: int = 1  # the kernel writes its first `writes` bindings and only reads the others
+    rules: tuple[str, ...] = ()  # the rewrite rules that made what it computes
 
 
 @dataclass(frozen=True, slots=True)

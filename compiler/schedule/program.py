@@ -54,6 +54,7 @@ class Program:
 
     def __init__(self, selection: Selection, target: Target, lower: Lower) -> None:
         self.graph = selection.graph
+        self.made_by = selection.made_by
         self.groups = selection.groups
         self.values: list[Array] = []
         self._number: dict[Stored, int] = {}

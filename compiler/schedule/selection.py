@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..ir import Graph, Kind, Node
 from ..ops.move import MOST_OPERANDS
@@ -25,11 +26,14 @@ class Group:
 class Selection:
     """The chosen program and its kernels in an order in which each reads only what is there.
 
-    Outputs of `graph` are stored values, inputs, constants, or reshapes of these.
+    Outputs of `graph` are stored values, inputs, constants, or reshapes of these. `classes` has the e-class of each node
+    that was chosen in an e-graph, `made_by` the rule behind it ("" for the traced program's own).
     """
 
     graph: Graph
     groups: tuple[Group, ...]
+    classes: Mapping[Node, int] = field(default_factory=dict, compare=False, repr=False)
+    made_by: Mapping[Node, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 def body(group: Group) -> list[Node]:

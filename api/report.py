@@ -1,0 +1,159 @@
+"""Why a program became the kernels that it did: what `Compiled.report` returns and `eggpu inspect`
+prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from eggpu.compiler.pipeline import Compilation
+from eggpu.compiler.schedule.plan import Kernel, Plan
+
+if TYPE_CHECKING:
+    from eggpu.compiler.egraph.explain import Choice
+    from eggpu.compiler.egraph.near import NearMiss
+    from eggpu.compiler.egraph.outcome import Totals
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One dispatch. `reads` and `writes` are the plan's buffers, `lines` the user's lines that it
+    computes, `rules` the rewrite rules that made e-nodes of it (none: it is as it was written).
+    """
+
+    number: int
+    name: str
+    template: str
+    computes: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    lines: tuple[str, ...]
+    rules: tuple[str, ...]
+    predicted_us: float
+    nbytes: int  # read and written
+    flops: int
+
+    def __str__(self) -> str:
+        parts = [
+            f"kernel {self.number} {self.name} ({self.template})",
+            f"  computes   {self.computes}",
+            f"  reads      {', '.join(self.reads) or 'nothing'}",
+            f"  writes     {', '.join(self.writes)}",
+            f"  lines      {', '.join(self.lines) or 'none'}",
+            f"  rules      {', '.join(self.rules) or 'none: as it was written'}",
+            f"  predicted  {self.predicted_us:.1f} us, {self.nbytes / 1e6:.3f} MB, "
+            f"{self.flops / 1e6:.3f} MFLOP",
+        ]
+        return "\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the e-graph held, what was chosen of it, and why. Equal programs have equal reports.
+
+    kernels: the plan's kernels in order.
+    choices: for classes with alternatives what was chosen, and each alternative with what the whole
+        program would cost more and why (dispatches, bytes, flops, or no legal program).
+    recognized: a pattern's name and (found, candidates); 0 candidates: nobody counted them.
+    near_misses: attention that was almost found or almost chosen, the line, and the reason.
+    rules: how often each rewrite rule matched.
+    stop: why saturation ended: "saturated", or the bound that was hit.
+    traced, greedy, joint: cost (ns), kernels, dispatches, bytes and flops of the program with a
+        kernel for each op, of e-nodes chosen first and fused afterwards, and of what was chosen.
+    stored, inlined, recomputed: classes that a kernel writes, that are computed inside kernels, and
+        those of the latter that are in more than one kernel.
+
+    Without optimization there is no e-graph: only `kernels` says something.
+    """
+
+    name: str
+    target: str
+    kernels: tuple[KernelReport, ...]
+    choices: tuple[Choice, ...] = ()
+    recognized: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    near_misses: tuple[NearMiss, ...] = ()
+    rules: Mapping[str, int] = field(default_factory=dict)
+    stop: str = ""
+    traced: Totals | None = None
+    greedy: Totals | None = None
+    joint: Totals | None = None
+    stored: int = 0
+    inlined: int = 0
+    recomputed: int = 0
+    egraph: str = ""  # the text of the dump file 2-egraph.txt
+
+    def kernel(self, which: int | str) -> KernelReport:
+        """The kernel of a number, or the last one that writes the buffer of that name: a result's
+        ("out0") or a scratch value's ("t3"). Raises KeyError.
+        """
+        found = [k for k in self.kernels if which == k.number or which in k.writes]
+        if not found:
+            written = ", ".join(dict.fromkeys(w for k in self.kernels for w in k.writes))
+            raise KeyError(f"no kernel {which!r}; buffers that kernels write: {written}")
+        return found[-1]
+
+    def at(self, line: str) -> tuple[KernelReport, ...]:
+        """The kernels that compute something of a user's line, such as "model.py:31"."""
+        return tuple(k for k in self.kernels if line in k.lines)
+
+    def __str__(self) -> str:
+        kernels = "\n".join(map(str, self.kernels))
+        return f"{self.egraph}\n\n{kernels}\n" if self.egraph else f"{kernels}\n"
+
+
+def report(compilation: Compilation) -> Report:
+    """The report of a compilation."""
+    kernels = kernel_reports(compilation.plan)
+    name, target = compilation.plan.name, compilation.target.name
+    found, chosen = compilation.egraph, compilation.extraction
+    if found is None or chosen is None:
+        return Report(name, target, kernels)
+    return Report(
+        name=name,
+        target=target,
+        kernels=kernels,
+        choices=chosen.choices,
+        recognized=dict(found.recognized),
+        near_misses=compilation.near_misses,
+        rules=dict(found.matches),
+        stop=found.stop,
+        traced=chosen.traced,
+        greedy=chosen.greedy,
+        joint=chosen.joint,
+        stored=chosen.stored,
+        inlined=chosen.inlined,
+        recomputed=chosen.recomputed,
+        egraph=egraph_text(compilation),
+    )
+
+
+def egraph_text(compilation: Compilation) -> str:
+    """The dump file 2-egraph.txt: saturation, near misses, costs and choices."""
+    if compilation.egraph is None:
+        return ""
+    misses = "".join(f"  {miss}\n" for miss in compilation.near_misses)
+    return f"{compilation.egraph.text().rstrip()}\n{misses}\n{compilation.extraction}"
+
+
+def kernel_reports(plan: Plan) -> tuple[KernelReport, ...]:
+    """What each kernel of a plan computes, from which lines and by which rules."""
+    return tuple(_kernel(plan, k, number) for number, k in enumerate(plan.kernels))
+
+
+def _kernel(plan: Plan, kernel: Kernel, number: int) -> KernelReport:
+    names: Sequence[str] = [plan.buffers[b.buffer].name for b in kernel.bindings]
+    return KernelReport(
+        number=number,
+        name=kernel.name,
+        template=kernel.template,
+        computes=kernel.computes,
+        reads=tuple(names[kernel.writes :]),
+        writes=tuple(names[: kernel.writes]),
+        lines=kernel.source,
+        rules=kernel.rules,
+        predicted_us=kernel.predicted_ns / 1e3,
+        nbytes=kernel.bytes_read + kernel.bytes_written,
+        flops=kernel.flops,
+    )

@@ -1,0 +1,346 @@
+"""Near misses: attention that the program almost is, and what kept it from being found or chosen.
+
+Before extraction the traced program is asked why a softmax before a product has no attention in its
+class; after it, which attention was possible and what else uses the values that it would not store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..ir import Graph, Kind, Node, Op
+from ..ops.contract import Dot
+from ..ops.elementwise import Elementwise
+from ..ops.fused import Attention, AttentionBackward, Get
+from ..ops.move import Reshape
+from ..ops.reduce import Reduce
+from ..schedule.selection import Selection
+from .outcome import ExtractionReport
+from .report import EGraphReport
+from .snapshot import Snapshot
+from .terms import Class, Frozen
+
+DEPTH = 6  # elementwise steps that are looked through
+_KERNELS = (Attention, AttentionBackward)
+HIDDEN = -1e9  # the number at and below which a score does not count
+
+
+@dataclass(frozen=True, slots=True)
+class NearMiss:
+    """`what` ("attention" or its "backward") was not formed at the user's line `at`, and why."""
+
+    what: str
+    at: str
+    why: str
+
+    def __str__(self) -> str:
+        where = f" at {self.at}" if self.at else ""
+        return f"{self.what} not formed{where}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Possible:
+    """A fused kernel that is in the e-graph: the class of its result, and who else needs what it
+    would not store.
+    """
+
+    what: str
+    cls: int
+    at: str
+    uses: str
+
+
+@dataclass(slots=True)
+class _Program:
+    """The traced program by e-class."""
+
+    frozen: Frozen
+    graph: Graph
+    of: Mapping[Node, Class]
+    nodes: dict[Class, list[Node]] = field(default_factory=dict)
+    readers: dict[Class, list[Node]] = field(default_factory=dict)
+    stones: dict[str, set[Class]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node, cls in self.of.items():
+            self.nodes.setdefault(cls, []).append(node)
+            for operand in dict.fromkeys(node.operands):
+                if operand in self.of:
+                    self.readers.setdefault(self.of[operand], []).append(node)
+        for name, rows in self.frozen.named.items():
+            self.stones[name] = {cls for _, cls in rows}
+
+    def line(self, *nodes: Node) -> str:
+        return next((at for n in nodes if (at := self.graph.sources.get(n, ""))), "")
+
+    def uses(self, cls: Class, ours: set[Node]) -> str:
+        """Who needs a value besides `ours`: what is returned, or read at a line; "" for nobody."""
+        if any(self.of.get(o) == cls for o in self.graph.outputs):
+            return "also returned"
+        for reader in self.readers.get(cls, ()):
+            if reader in ours:
+                continue
+            if isinstance(reader.op, Reshape):
+                found = self.uses(self.of[reader], ours)
+                if found:
+                    return found
+                continue
+            at = self.line(reader)
+            return f"also used by {_label(reader.op)}" + (f" at {at}" if at else "")
+        return ""
+
+
+def look(
+    frozen: Frozen, order: Sequence[Node], graph: Graph, number: Mapping[Node, int]
+) -> tuple[list[NearMiss], list[Possible]]:
+    """What the e-graph does not hold, and what it holds and extraction may not choose. `order` are
+    the traced nodes, `number` their classes in the snapshot.
+    """
+    p = _Program(frozen, graph, {n: frozen.nodes[i] for i, n in enumerate(order)})
+    missed: dict[NearMiss, None] = {}
+    possible: list[Possible] = []
+    weights = p.stones["Weights"] | p.stones["WeightsX"]
+    softmax = {cls: kids[0] for s in ("Softmax", "SafeSoftmax") for kids, cls in frozen.named[s]}
+    for cls, x in softmax.items():
+        products = [n for n in p.readers.get(cls, ()) if _reads(n, p.nodes.get(cls, ()))]
+        if products and cls in weights:
+            possible += [_possible(p, n, cls, x, number[n]) for n in products[:1] if n in number]
+        elif products:
+            why = _no_weights(p, cls, x)
+            if why:
+                missed[NearMiss("attention", p.line(products[0], *p.nodes[cls]), why)] = None
+        else:
+            missed.update(dict.fromkeys(_after(p, cls, x)))
+    missed.update(dict.fromkeys(_unshifted(p, set(softmax))))
+    missed.update(dict.fromkeys(_backward(p, weights)))
+    return sorted(missed, key=lambda m: (m.at, m.what, m.why)), possible
+
+
+def _reads(node: Node, values: Sequence[Node]) -> bool:
+    return isinstance(node.op, Dot) and node.operands[0] in values
+
+
+def _possible(p: _Program, product: Node, cls: Class, x: Class, number: int) -> Possible:
+    inside = _inside(p, cls, x) | {product}
+    parts = []
+    for name, value in (("probabilities", cls), ("scores", x)):
+        found = p.uses(value, inside)
+        if found:
+            parts.append(f"the {name} are {found}")
+    return Possible("attention", number, p.line(product), ", ".join(parts))
+
+
+def _inside(p: _Program, cls: Class, x: Class) -> set[Node]:
+    """The nodes between scores and probabilities, and gradients with kernels of their own."""
+    found: set[Node] = set()
+    stack = list(p.nodes.get(cls, ()))
+    while stack:
+        node = stack.pop()
+        if node not in found and p.of.get(node) != x:
+            found.add(node)
+            stack.extend(node.operands)
+    for kids, _ in p.frozen.named["SoftmaxGrad"]:
+        if kids[0] == cls:
+            found |= {r for r in p.readers.get(cls, ()) if r.kind is Kind.ELEMENTWISE}
+            found |= {r for r in p.readers.get(cls, ()) if r.op.name == "transpose"}
+    return found
+
+
+def _no_weights(p: _Program, cls: Class, x: Class) -> str:
+    """Why a softmax before a product has no attention; "" when it has no scores either."""
+    last = len(p.nodes[cls][0].shape) - 1
+    axes = _softmax_axes(p.nodes[cls])
+    if axes and axes != (last,):
+        if not any(_product(n) for n in p.nodes.get(x, ())):
+            return ""
+        shown = ", ".join(map(str, axes))
+        return f"softmax over axis {shown}, attention's is over the keys, the last axis ({last})"
+    for node in p.nodes.get(x, ()):
+        why = _scores(p, node, cls in p.stones["SafeSoftmax"])
+        if why:
+            return why
+    return ""
+
+
+def _softmax_axes(nodes: Sequence[Node]) -> tuple[int, ...]:
+    """The axes of the sum that a softmax divides by."""
+    stack = [(n, 0) for n in nodes]
+    while stack:
+        node, depth = stack.pop(0)
+        if isinstance(node.op, Reduce) and node.op.combine == "sum":
+            return node.op.axes
+        if depth < DEPTH:
+            stack.extend((o, depth + 1) for o in node.operands)
+    return ()
+
+
+def _scores(p: _Program, node: Node, safe: bool) -> str:
+    """Why these are no scores of attention; "" when there is no product in them."""
+    if not _product(node):
+        return ""
+    node = _seen_through(node)
+    label = _label(node.op)
+    if label == "select":
+        return _masked(p, node, safe)
+    if label == "add":
+        return (
+            "a bias is added, and a row of it that is -inf everywhere makes softmax NaN where "
+            "attention gives 0: relaxed=True ignores that, "
+            "scaled_dot_product_attention(bias=...) defines it"
+        )
+    if label in ("mul", "div"):
+        return f"the scale is an array that differs between scores ({label}), not one number"
+    if isinstance(node.op, Dot):
+        return "its operands' layout has no attention"
+    return f"{label} stands between the product and softmax"
+
+
+def _masked(p: _Program, node: Node, safe: bool) -> str:
+    branches = node.operands[1:]
+    fill = next((f for b in branches if (f := _number(b)) is not None), None)
+    if fill is None:
+        return "the mask chooses between two arrays, not between scores and a number"
+    if fill > HIDDEN:
+        return f"masked scores are {fill:g}, which still counts: attention's are -inf"
+    below = next(b for b in branches if _number(b) is None)
+    if p.of.get(below) not in p.stones["Scores"] and _label(_seen_through(below).op) != "dot":
+        inner = _scores(p, below, safe)
+        if inner:
+            return inner
+    what = "NaN" if fill == -math.inf else "the mean of the values"
+    if safe and fill != -math.inf:
+        what = "not 0"
+    return (
+        f"the mask may hide every key of a query, and softmax gives {what} there where attention "
+        "gives 0: scaled_dot_product_attention(mask=...) defines it"
+    )
+
+
+def _after(p: _Program, cls: Class, x: Class) -> Iterator[NearMiss]:
+    """Attention whose probabilities are changed before the product with the values."""
+    if not any(_product(n) for n in p.nodes.get(x, ())):
+        return
+    level, steps = [cls], 0
+    while level and steps < 3:
+        above: list[Class] = []
+        for reader in (r for c in level for r in p.readers.get(c, ())):
+            if reader.kind is not Kind.ELEMENTWISE or _label(reader.op) not in ("mul", "select"):
+                continue
+            product = next(
+                (n for n in p.readers.get(p.of[reader], ()) if _reads(n, (reader,))), None
+            )
+            if product is not None:
+                why = f"the probabilities go through {_label(reader.op)} before the product with "
+                why += "the values (a mask or dropout applied after softmax)"
+                yield NearMiss("attention", p.line(reader, product), why)
+                return
+            above.append(p.of[reader])
+        level, steps = above, steps + 1
+
+
+def _unshifted(p: _Program, softmax: set[Class]) -> Iterator[NearMiss]:
+    """exp(s) / sum(exp(s)) before a product: equal only while exp does not overflow."""
+    for node in p.of:
+        if not isinstance(node.op, Dot) or p.of.get(node.operands[0]) in softmax:
+            continue
+        ratio = _seen_through(node.operands[0])
+        if _label(ratio.op) != "div" or _label(ratio.operands[0].op) != "exp":
+            continue
+        total = _under_views(ratio.operands[1])
+        top, *_ = ratio.operands[0].operands
+        sums = isinstance(total.op, Reduce) and total.operands[0] is ratio.operands[0]
+        if sums and _label(top.op) != "sub" and _product(top):
+            why = "softmax without its maximum subtracted overflows where attention does not: "
+            yield NearMiss("attention", p.line(node), why + "relaxed=True ignores that")
+
+
+def _backward(p: _Program, weights: set[Class]) -> Iterator[NearMiss]:
+    """Gradients of attention that are in no kernel."""
+    formed = {kids[3] for kids, _ in p.frozen.named["ScoreGrad"]}
+    for kids, _ in p.frozen.named["SoftmaxGrad"]:
+        cls, cotangent = kids[0], kids[1]
+        if cls not in weights or cls in formed:
+            continue
+        products = [n for n in p.readers.get(cls, ()) if _reads(n, p.nodes.get(cls, ()))]
+        if not products:
+            continue
+        ops = [_label(_seen_through(n).op) for n in p.nodes.get(cotangent, ())]
+        if "add" in ops:
+            why = "the probabilities are used elsewhere too, which adds to their gradient"
+        else:
+            why = "the numbers around the scores' gradient do not make up the scale"
+        yield NearMiss("attention backward", p.line(products[0]), why)
+
+
+def _label(op: Op) -> str:
+    return op.label if isinstance(op, Elementwise) else op.name
+
+
+def _under_views(node: Node) -> Node:
+    while node.kind is Kind.MOVE:
+        node = node.operands[0]
+    return node
+
+
+def _seen_through(node: Node) -> Node:
+    """The node under views and multiplications by a number."""
+    while True:
+        if isinstance(node.op, Reshape):
+            node = node.operands[0]
+        elif _label(node.op) in ("mul", "div") and any(
+            _number(o) is not None for o in node.operands
+        ):
+            node = next(o for o in node.operands if _number(o) is None)
+        else:
+            return node
+
+
+def _number(node: Node) -> float | None:
+    """The number that all elements are, if it is written as one."""
+    node = _under_views(node)
+    return float(node.op.attributes()["value"]) if node.kind is Kind.LITERAL else None  # type: ignore[arg-type]
+
+
+def _product(node: Node, depth: int = DEPTH) -> bool:
+    """Whether a product is under a value, some elementwise ops and views below."""
+    if isinstance(node.op, Dot):
+        return True
+    if depth == 0 or node.kind not in (Kind.ELEMENTWISE, Kind.MOVE):
+        return False
+    return any(_product(o, depth - 1) for o in node.operands)
+
+
+def near(
+    egraph: EGraphReport, extraction: ExtractionReport, snapshot: Snapshot, selection: Selection
+) -> tuple[NearMiss, ...]:
+    """All near misses of a compilation: what was not found, and what was found and not chosen."""
+    chosen = {c: node.op for node, c in selection.classes.items()}
+    kernels = {
+        c for op, c in zip(snapshot.ops, snapshot.cls, strict=True) if isinstance(op, _KERNELS)
+    }
+    rows = zip(snapshot.ops, snapshot.kids, snapshot.cls, strict=True)
+    fused = {cls for op, kids, cls in rows if isinstance(op, Get) and kids[0] in kernels}
+    out = dict.fromkeys(egraph.near_misses)
+    for one in egraph.possible:
+        if one.cls not in chosen or one.cls not in fused or isinstance(chosen[one.cls], Get):
+            continue
+        loss = _loss(extraction, one.cls, repr(snapshot.types[one.cls]))
+        reasons = [r for r in (one.uses, loss) if r]
+        out[NearMiss(one.what, one.at, "; ".join(reasons) or "another kernel costs less")] = None
+    return tuple(out)
+
+
+def _loss(extraction: ExtractionReport, cls: int, type_: str) -> str:
+    """What attention would have cost more, from the choice of its class or of one like it."""
+    like = sorted(extraction.choices, key=lambda c: (c.cls != cls, c.type != type_))
+    for choice in like:
+        if choice.cls != cls and choice.type != type_:
+            continue
+        for other in choice.others:
+            if other.text.startswith("attention("):
+                if other.loss is None:
+                    return f"no legal program was found with it ({other.why})"
+                return f"it would cost {other.loss / 1e3:.1f} us more ({other.why})"
+    return ""
