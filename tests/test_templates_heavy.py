@@ -229,16 +229,21 @@ def test_contract_cpu(
 @pytest.mark.parametrize("orders", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    ("bm", "bn", "bk", "tm", "tn", "stages", "splits"),
-    [(32, 32, 8, 4, 4, 1, 1), (32, 16, 8, 8, 8, 2, 2), (16, 16, 16, 2, 4, 2, 1)],
-)
+    ("bm", "bn", "bk", "tm", "tn", "stages", "splits", "a_steps", "b_steps", "unroll"),
+    [
+        (32, 32, 8, 4, 4, 1, 1, False, False, 1), (32, 16, 8, 8, 8, 2, 2, False, True, 2),
+        (16, 16, 16, 2, 4, 2, 1, True, False, 4), (64, 128, 32, 8, 8, 1, 1, True, True, 2),
+    ],
+)  # fmt: skip
 def test_contract_gpu(
     device: wgpu.GPUDevice, shape: tuple[int, ...], orders: tuple[tuple[int, int, int], ...],
     bm: int, bn: int, bk: int, tm: int, tn: int, stages: int, splits: int,
+    a_steps: bool, b_steps: bool, unroll: int,
 ) -> None:  # fmt: skip
     batch, m, n, k = shape
     groups = batch * splits * ceil(m / bm) * ceil(n / bn)
     params = {"BM": bm, "BN": bn, "BK": bk, "TM": tm, "TN": tn, "stages": stages}
+    params |= {"a_steps": a_steps, "b_steps": b_steps, "unroll": unroll}
     product = Product(batch, m, n, k, *orders)
     check_product(device, product, tile_of("contract_gpu.wgsl.j2", groups, splits, **params))
 

@@ -187,21 +187,23 @@ def _shuffle_ns(
 
 # -- shared memory: one workgroup a tile -----------------------------------------------------------
 
-# rows, columns, steps of k; rows and columns a thread; staged blocks
+# rows, columns, steps of k; rows and columns a thread; staged blocks; fours of k written out
 _SHARED = (
-    (128, 128, 8, 16, 8, 2),
-    (128, 128, 8, 8, 8, 2),
-    (128, 128, 16, 8, 8, 1),
-    (128, 64, 16, 8, 8, 1),
-    (64, 128, 16, 8, 8, 1),
-    (64, 64, 16, 8, 4, 2),
-    (64, 64, 16, 4, 4, 1),
-    (32, 64, 16, 4, 4, 1),
-    (64, 32, 16, 4, 4, 1),
-    (32, 32, 16, 4, 4, 1),
-    (16, 64, 16, 2, 4, 1),
-    (64, 16, 16, 4, 4, 1),
-    (16, 16, 16, 2, 4, 1),
+    (128, 128, 8, 16, 8, 2, 1),
+    (128, 128, 16, 8, 8, 2, 4),
+    (128, 64, 8, 16, 8, 2, 2),
+    (128, 64, 16, 8, 8, 2, 2),
+    (64, 128, 16, 8, 8, 2, 2),
+    (64, 64, 16, 8, 8, 2, 2),
+    (64, 64, 16, 8, 4, 2, 2),
+    (64, 64, 16, 4, 4, 2, 2),
+    (32, 64, 32, 4, 4, 2, 2),
+    (64, 32, 32, 4, 4, 2, 2),
+    (32, 32, 32, 4, 4, 2, 2),
+    (32, 32, 64, 4, 4, 1, 2),
+    (16, 64, 32, 2, 4, 1, 2),
+    (64, 16, 32, 4, 4, 1, 2),
+    (16, 16, 32, 2, 4, 1, 2),
 )
 _BUSY_THREADS = 128 * 256  # that fill a large GPU
 _SPLIT_COST = 0.8  # share of the rate left once partial sums are written and added
@@ -209,7 +211,7 @@ _SPLIT_COST = 0.8  # share of the rate left once partial sums are written and ad
 
 def _shared_tiles(target: Target, product: _Product) -> Iterator[Tile]:
     p = product
-    for bm, bn, bk, tm, tn, stages in _SHARED:
+    for bm, bn, bk, tm, tn, stages, unroll in _SHARED:
         threads = bm // tm * (bn // tn)
         nbytes = 4 * stages * bk * (bm + 4 + bn + 4)
         if threads > target.max_invocations or nbytes > workgroup_budget(target):
@@ -227,6 +229,7 @@ def _shared_tiles(target: Target, product: _Product) -> Iterator[Tile]:
             grid = fold(tiles * splits, target.max_groups)
             params: tuple[tuple[str, Value], ...] = (
                 ("BM", bm), ("BN", bn), ("BK", bk), ("TM", tm), ("TN", tn), ("stages", stages),
+                ("a_steps", tm % 4 > 0), ("b_steps", False), ("unroll", unroll),
                 ("splits", splits), ("grid", grid),
             )  # fmt: skip
             yield Tile(
