@@ -77,6 +77,7 @@ from eggpu.compiler.library.math import remainder as remainder
 from eggpu.compiler.library.math import right_shift as right_shift
 from eggpu.compiler.library.math import round as round  # noqa: A004
 from eggpu.compiler.library.math import rsqrt as rsqrt
+from eggpu.compiler.library.math import sigmoid as sigmoid
 from eggpu.compiler.library.math import sign as sign
 from eggpu.compiler.library.math import sin as sin
 from eggpu.compiler.library.math import sinh as sinh

@@ -1,10 +1,12 @@
-"""Checks for tests: whether a rewrite rule is right."""
+"""Checks for tests: whether gradients and rewrite rules are right."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from eggpu.compiler.rule import Rule, RuleError
+from eggpu.grad_check import WrongGradient as WrongGradient
+from eggpu.grad_check import check_grads as check_grads
 
 if TYPE_CHECKING:
     from eggpu.compiler.egraph.counterexample import Counterexample
