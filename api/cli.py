@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import eggpu
 from eggpu.commands import compile as compile_
-from eggpu.commands import devices, doctor, embed, generate, inspect, rules, train
+from eggpu.commands import calibrate, devices, doctor, embed, generate, inspect, rules, train
 from eggpu.compiler.errors import EggpuError
 from eggpu.runtime import DeviceError, DonatedError, KernelError
 
@@ -47,6 +47,6 @@ def parser() -> argparse.ArgumentParser:
     commands = out.add_subparsers(title="commands", metavar="COMMAND", required=True)
     devices.add(commands, common)
     rules.add(commands, common)
-    for command in (train, generate, embed, compile_, inspect, doctor):
+    for command in (train, generate, embed, compile_, inspect, calibrate, doctor):
         command.add(commands, chosen)
     return out

@@ -18,6 +18,7 @@ from eggpu.compiler.ir import Graph
 from eggpu.compiler.pipeline import Compilation, Options, compile_graph, timed
 from eggpu.compiler.tracing import Array, Traced, array, leaf_type, parameter_names, trace_call
 from eggpu.compiler.types import Type
+from eggpu.profiles import measured
 from eggpu.runtime import Device, DeviceBuffer, Executable, open_device
 from eggpu.runtime import synchronize as synchronize_device
 
@@ -36,6 +37,7 @@ def device(name: str | int | None = None, backend: str | None = None) -> Device:
     if name is not None or backend is not None or not _current:
         chosen = name if name is not None else os.environ.get("EGGPU_DEVICE")
         opened = open_device(None if chosen is None else str(chosen), backend)
+        opened.target = measured(opened.target)
         _current[:] = [opened]
     return _current[0]
 

@@ -80,10 +80,9 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
         from .egraph import saturate_graph
         from .egraph.extract import extract
         from .egraph.near import near
-        from .egraph.saturate import Options as Saturation
 
         with timed(seconds, "saturate"):
-            snapshot, egraph = saturate_graph(program, _saturation(options, Saturation))
+            snapshot, egraph = saturate_graph(program, saturation(options))
         # the cheapest of them: e-nodes, stored values and kernels chosen together
         with timed(seconds, "extract"):
             selection, extraction = extract(snapshot, target, program, effort=options.effort)
@@ -98,12 +97,13 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
     return Compilation(trace or graph, graph, target, options, selection, plan, egraph, extraction, near_misses, seconds)
 
 
-def _saturation(options: Options, kind: type[Saturation]) -> Saturation:
+def saturation(options: Options) -> Saturation:
     """The options of saturation. Raises RuleError for an unknown name in `without` and for a rule that is not well formed."""
+    from .egraph.saturate import Options as Kind
     from .egraph.validate import validate_choice
 
     validate_choice(options.without, options.rules)
-    return kind(
+    return Kind(
         max_rows=options.max_rows, max_seconds=options.max_seconds, relaxed=options.relaxed, disabled=options.without,
         extra=options.rules,
     )  # fmt: skip

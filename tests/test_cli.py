@@ -64,7 +64,7 @@ def test_version_and_module() -> None:
 def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["#", "name", "kind", "backend", "driver"]
+    assert lines[0].split() == ["#", "name", "kind", "backend", "driver", "rates"]
     assert lines[1].startswith("0")
 
 

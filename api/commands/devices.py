@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from eggpu.runtime import DeviceError, adapters, open_device
+from eggpu import profiles
+from eggpu.runtime import Adapter, DeviceError, adapters, open_device
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -27,9 +28,15 @@ def run(args: argparse.Namespace) -> int:
         open_device(None, backend)  # says what to install
         raise DeviceError("no device was found")
     table = Table(box=None, pad_edge=False, header_style="")
-    for column in ("#", "name", "kind", "backend", "driver"):
+    for column in ("#", "name", "kind", "backend", "driver", "rates"):
         table.add_column(column, overflow="fold")
     for a in found:
-        table.add_row(str(a.index), a.name, a.kind, a.backend, a.driver)
+        table.add_row(str(a.index), a.name, a.kind, a.backend, a.driver, rates(a))
     Console(highlight=False, markup=False).print(table)
     return 0
+
+
+def rates(adapter: Adapter) -> str:
+    """Which profile the cost model uses: measured by `eggpu calibrate`, or built in."""
+    found = profiles.load(adapter.name, adapter.driver, adapter.backend)
+    return "built-in" if found is None else "measured"
