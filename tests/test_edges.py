@@ -353,6 +353,10 @@ def test_chosen_gradients(run):
         (lambda x: eg.maximum(x, 2.0), f32(2, 2), [0.5, 0.5]), (lambda x: eg.clip(x, 0.0, 1.0), f32(0, 1), [0.5, 0.5]),
         (lambda x: eg.sign(x), zero, [0, 0]), (lambda x: eg.floor(x), f32(1, 2.5), [0, 0]), (lambda x: x**0, zero, [0, 0]),
         (lambda x: eg.power(x, eg.array(f32(0, 2))), zero, [0, 0]), (lambda x: eg.prod(x), f32(0, 3), [3, 0]), (lambda x: eg.prod(x), zero, [0, 0]),
+        (lambda x: nn.elu(x, 0.5), zero, [0.5, 0.5]), (lambda x: nn.hardswish(x), f32(-3, 3), [-0.25, 1.25]),
+        (lambda x: eg.cummax(x) * eg.array(f32(1, 5)), f32(3, 3), [1, 5]), (lambda x: eg.sort(x) * eg.array(f32(1, 5)), f32(3, 3), [1, 5]),
+        (lambda x: x % eg.array(f32(2, 2)), f32(2, 3), [1, 1]), (lambda x: nn.softplus(x), zero, [0.5, 0.5]),
+        (lambda x: nn.max_pool1d(x.reshape(1, 1, 2), 2), f32(3, 3), [0.5, 0.5]), (lambda x: eg.trunc(x), f32(1, -2.5), [0, 0]),
         (lambda x: eg.cummax(x), f32(1, 1), [1, 1]), (lambda x: nn.leaky_relu(x), zero, [0.01, 0.01]), (lambda x: nn.l1_loss(x, zero), zero, [0, 0]),
     ]  # fmt: skip
     for k, (function, x, want) in enumerate(cases):

@@ -245,7 +245,8 @@ def elu(x: Value, alpha: float = 1.0) -> Array:
     """x where positive, else alpha * (exp(x) - 1)."""
     n = E.tame(floating("elu", x))
     zero = full(0, n.shape, n.dtype)
-    return wrap(E.select(E.gt(n, zero), n, E.expm1(E.minimum(n, zero)) * alpha))
+    positive = E.gt(n, zero)
+    return wrap(E.select(positive, n, E.expm1(E.select(positive, zero, n)) * alpha))
 
 
 def silu(x: Value) -> Array:
