@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .graph import ANCHORS, GET, MOVES, TUP, Problem
 from .plan import Draft, Move
+from .price import TOO_LARGE
 from .search import Search
 from .step import trial
 
@@ -112,6 +113,8 @@ def _forced(search: Search, c: int, n: int) -> Other:
         touched = set(d.touched)
         search.descend(sorted(x for x in touched if d.kern[x] >= 0), touched)
         loss, why = d.cost - mark.cost, _difference(before, _sums(d))
+        if loss >= TOO_LARGE:
+            why = f"values too large for a binding, {why}"
     d.rollback(mark)
     return Other(text, loss, why, is_view)
 

@@ -5,6 +5,7 @@ adopt       everything that can use a product, reduction or result of an op uses
 inline      no longer stored: its readers compute it
 merge       its kernel and a reader's become one
 sibling     two kernels with a common operand become one
+twin        two kernels with as many elements become one
 flip        another e-node
 put         a kernel nearby stores it: one that computes or reads it, or makes its operands
 store       a kernel of its own stores it
@@ -20,9 +21,12 @@ from .graph import ANCHORS, BCAST, CONTRACT, EW, GET, MOVE, RED, TRANS, VIEW
 from .legal import MOST_OUTPUTS
 from .plan import NEW, Draft, Move
 
-MoveKind = Literal["tuple", "adopt", "inline", "merge", "sibling", "flip", "put", "store", "split"]
+MoveKind = Literal[
+    "tuple", "adopt", "inline", "merge", "sibling", "twin", "flip", "put", "store", "split"
+]
 Key = tuple[object, ...]
 COMPUTED = frozenset((EW, RED, CONTRACT))
+TWINS = 8  # kernels alike that are tried with one
 CROWD = 16  # readers of one operand beyond which they are not tried as siblings
 
 
@@ -32,6 +36,7 @@ class Moves:
     def __init__(self, draft: Draft, color: list[int]) -> None:
         self.draft, self.p, self.color = draft, draft.p, color
         self.views: dict[int, list[tuple[int, int]]] = {}  # of a class: (class, e-node)
+        self.refresh()
         # tuple classes that a class, or what it is a view of, may come from
         self.tuples: dict[int, list[int]] = {}
         self.users: dict[int, list[tuple[int, int]]] = {}
@@ -46,6 +51,12 @@ class Moves:
                 for y in (x, *(y for y, _ in self.views.get(x, ()))):
                     self.tuples.setdefault(y, []).append(t)
 
+    def refresh(self) -> None:
+        """Look again which kernels have as many elements."""
+        self.alike: dict[int, list[int]] = {}
+        for k in sorted(self.draft.kernels, key=self.draft.order.__getitem__):
+            self.alike.setdefault(self.draft.kernels[k].full, []).append(k)
+
     def around(self, c: int, kind: MoveKind) -> Iterator[tuple[Key, Move]]:
         """The moves of one kind; generated from the draft as it is when asked for the first."""
         match kind:
@@ -59,6 +70,8 @@ class Moves:
                 return iter(self._merge(c))
             case "sibling":
                 return iter(self._sibling(c))
+            case "twin":
+                return iter(self._twin(c))
             case "flip":
                 return iter(self._flip(c))
             case "put":
@@ -95,16 +108,26 @@ class Moves:
         d, k = self.draft, self.draft.kern[c]
         if k < 0 or len(d.kernels[k].outs) >= MOST_OUTPUTS:
             return []
-        mine = d.kernels[k]
         near: set[int] = set()
-        for o in mine.operands:
+        for o in d.kernels[k].operands:
             if len(d.readers[o]) <= CROWD:
                 near |= d.readers[o]
+        return self._merged(k, sorted(near - {k}))
+
+    def _twin(self, c: int) -> list[tuple[Key, Move]]:
+        d, k = self.draft, self.draft.kern[c]
+        if k < 0 or len(d.kernels[k].outs) >= MOST_OUTPUTS:
+            return []
+        near = [q for q in self.alike.get(d.kernels[k].full, ()) if q in d.kernels and q != k]
+        return self._merged(k, near)[:TWINS]
+
+    def _merged(self, k: int, others: list[int]) -> list[tuple[Key, Move]]:
+        """Kernel k and one of others as one kernel, as far as outputs and bindings allow."""
+        d = self.draft
+        mine = d.kernels[k]
         out: list[tuple[Key, Move]] = []
-        for q in sorted(near):
+        for q in others:
             other = d.kernels[q]
-            if q == k:
-                continue
             bindings = len(mine.outs) + len(other.outs) + len({*mine.operands, *other.operands})
             few = len(mine.outs) + len(other.outs) <= MOST_OUTPUTS
             if few and bindings <= d.pricer.target.max_bindings and self._fit(k, q):

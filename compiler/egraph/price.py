@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from ..schedule.target import Target
 from .anchor import Anchor, AnchorCost, anchor_cost
-from .graph import RED, Problem
+from .graph import LEAF, RED, Problem
 from .legal import MOST_OUTPUTS, Body, Legality
 from .rows import RowPlan, row_plan
 from .work import Work, is_whole, measure
 
 HIDDEN = 0.7  # share of the shorter of memory and arithmetic time that hides behind the longer
+REMEMBERED = 8  # bodies for the same outputs
 TOO_LARGE = 1e9  # ns for a value that no binding can hold
 
 
@@ -32,6 +34,33 @@ class Priced(NamedTuple):
     flops: float
 
 
+class _Walk:
+    """A body that was walked, and what tells that walking again would find the same."""
+
+    __slots__ = ("_choice", "_chosen", "_inside", "_stored", "priced")
+
+    def __init__(
+        self,
+        chosen: tuple[int, ...],
+        classes: Sequence[int],
+        inside: Sequence[int],
+        stored: Sequence[int],
+        priced: Priced | None,
+    ) -> None:
+        self.priced = priced
+        self._chosen = (*chosen, chosen[0])
+        self._choice = itemgetter(*classes, classes[0])
+        self._inside = itemgetter(*inside, inside[0]) if inside else None
+        self._stored = itemgetter(*stored, stored[0]) if stored else None
+
+    def holds(self, choice: Sequence[int], kern: Sequence[int]) -> bool:
+        return (
+            self._choice(choice) == self._chosen
+            and (self._inside is None or max(self._inside(kern)) < 0)
+            and (self._stored is None or min(self._stored(kern)) >= 0)
+        )
+
+
 class Pricer:
     """Legality and price of the kernels of one problem on one target. Prices are remembered."""
 
@@ -39,6 +68,7 @@ class Pricer:
         self.p, self.target, self.calls = p, target, 0
         self.legality = Legality(p, target.max_bindings)
         self._known: dict[tuple[tuple[int, ...], ...], Priced | None] = {}
+        self._seen: dict[tuple[int, ...], list[_Walk]] = {}
         self._anchors: dict[Anchor, AnchorCost | None] = {}
 
     def price(
@@ -48,14 +78,23 @@ class Pricer:
         self.calls += 1
         if len(outs) > MOST_OUTPUTS:
             return None
+        outs = tuple(outs)
+        seen = self._seen.setdefault(outs, [])
+        for walk in seen:
+            if walk.holds(choice, kern):
+                return walk.priced
         walked = self.legality.walk(outs, choice, kern)
         if walked is None:
             return None
         classes, operands = walked
-        key = (tuple(outs), tuple([choice[c] for c in classes]), operands)
+        key = (outs, tuple([choice[c] for c in classes]), operands)
         if key not in self._known:
-            body = Body(key[0], classes, operands, choice)
+            body = Body(outs, classes, operands, choice)
             self._known[key] = self._priced(body) if self.legality.judge(body) else None
+        stored = [c for c in operands if self.p.role[choice[c]] != LEAF]
+        inside = [c for c in classes if c not in outs]
+        seen.insert(0, _Walk(key[1], classes, inside, stored, self._known[key]))
+        del seen[REMEMBERED:]
         return self._known[key]
 
     def anchor(self, a: Anchor) -> AnchorCost | None:

@@ -28,6 +28,7 @@ SWEEPS: tuple[MoveKind, ...] = (
     "tuple",
     "put",
     "store",
+    "twin",
 )
 CROWD = 8  # kernels that compute a value
 LOCAL: tuple[MoveKind, ...] = ("merge", "sibling", "put", "inline", "adopt")
@@ -43,6 +44,7 @@ class Effort:
     accepted: int = 6  # moves in a row around one class
     descent: int = 40  # accepted moves after a kick
     steepest: bool = False  # the best of all moves after a kick, not the best around one class
+    patience: int = 60  # kicks in a row that gain nothing, after which a sweep ends
     near_misses: int = 24  # kicks a round on moves that lost by little
     enough: float = 1e-4  # a round that gains less ends the search
 
@@ -69,6 +71,7 @@ class Search:
         self.done: dict[tuple[MoveKind, bool, int], int] = {}
         self.missed: dict[tuple[MoveKind, int, Key], tuple[float, int]] = {}
         self.kicked: dict[tuple[MoveKind, int, Key], int] = {}
+        self.failed = 0  # kicks in a row that gained nothing
         launch = draft.pricer.target.profile.launch
         self.slack = max(10 * launch, 0.01 * draft.cost)  # how much a kick may lose at first
         self.launch = launch
@@ -88,8 +91,11 @@ class Search:
 
     def sweep(self, kind: MoveKind, kick: bool = False) -> int:
         """Try the moves of a kind in every orbit that changed since; how many were accepted."""
-        accepted = 0
+        accepted, self.failed = 0, 0
+        self.moves.refresh()
         for orbit in self.orbits:
+            if self.failed >= self.effort.patience:
+                break
             color = self.color[orbit[0]]
             if self.done.get((kind, kick, color)) == self.version[color]:
                 continue
@@ -166,8 +172,10 @@ class Search:
                 stored = sorted((c for c in touched if d.kern[c] >= 0), key=lambda c: (c in put, c))
                 self.descend(stored, touched)
             if d.cost < mark.cost - EPSILON:
+                self.failed = 0
                 return touched
         d.rollback(mark)
+        self.failed += 1
         return set()
 
     def descend(self, queue: list[int], touched: set[int]) -> None:

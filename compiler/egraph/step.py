@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .graph import ANCHORS, BCAST, CONST, GET, LEAF, VIEW
 from .plan import NEW, Draft, Move
 from .price import Priced
@@ -14,12 +16,12 @@ EPSILON = 1e-6  # ns
 def trial(draft: Draft, move: Move, force: bool = False, least: float = EPSILON) -> bool:
     """Make a move if it is legal and gains more than `least`, or is forced; else change nothing."""
     mark = draft.mark()
-    step = Step(draft)
+    limit = math.inf if force else mark.cost - least
+    step = Step(draft, limit)
     draft.loss = None
     if step.apply(move) and step.settle():
-        gain = mark.cost - draft.cost
-        if not force and gain <= least:
-            draft.loss = -gain, sum(old.cost for old in step.old.values() if old)
+        if draft.cost >= limit:
+            step.lose(draft.cost - mark.cost)
         elif draft.sort(step.finish()):
             draft.touched = step.touched()
             return True
@@ -31,8 +33,9 @@ class Step:
     """One move under way: kernels it made dirty are priced before any is linked, since most moves
     fail there."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
+    def __init__(self, draft: Draft, limit: float = math.inf) -> None:
+        self.draft, self.limit = draft, limit  # the total must fall below the limit
+        self.before = draft.cost
         self.outs: dict[int, list[int]] = {}  # outputs of kernels touched so far
         self.old: dict[int, Priced | None] = {}
         self.dirty: set[int] = set()
@@ -160,8 +163,10 @@ class Step:
                     self.store(c, into)
 
     def settle(self) -> bool:
-        """Price and link dirty kernels and drop what nobody reads, until nothing changes; False
-        when illegal."""
+        """Price and link dirty kernels and drop what nobody reads, until nothing changes.
+
+        False when a kernel is illegal, or as soon as the total cannot fall below the limit.
+        """
         d = self.draft
         orphans: set[int] = set()
         priced_kernels = 0
@@ -169,29 +174,55 @@ class Step:
             batch = sorted(self.dirty, reverse=True)
             self.dirty.clear()
             priced_kernels += len(batch)
-            if priced_kernels > MOST_PRICED:
+            new = self._priced(batch) if priced_kernels <= MOST_PRICED else None
+            if new is None:
                 return False
-            new: list[Priced | None] = []
-            for k in batch:
-                priced = d.pricer.price(self.outs[k], d.choice, d.kern) if self.outs[k] else None
-                if priced is None and self.outs[k]:
-                    return False
-                new.append(priced)
-            for k, priced in zip(batch, new, strict=True):
-                if k in d.kernels:
+            total = d.cost + sum(v.cost for v in new.values() if v)
+            total -= sum(d.kernels[k].cost for k in batch if k in d.kernels)
+            if total >= self.limit and not orphans and not self._frees(new):
+                self.lose(total - self.before)
+                return False
+            for k, priced in new.items():
+                if k in d.kernels and d.kernels[k] is not priced:
                     orphans.update(d.unlink(k).operands)
                 if priced is None:
                     self.changed.discard(k)
-                else:
+                    continue
+                if k not in d.kernels:
                     d.link(k, priced)
-                    self.changed.add(k)
-                    orphans.update(self.outs[k])
+                self.changed.add(k)
+                orphans.update(priced.outs)
             if not self.dirty:
                 for c in sorted(orphans):
                     if d.kern[c] >= 0 and not d.readers[c] and c not in d.must:
                         self.store(c, -1)
                 orphans = set()
         return True
+
+    def _priced(self, batch: list[int]) -> dict[int, Priced | None] | None:
+        """The kernels of a batch as they would be, None for one without outputs."""
+        d = self.draft
+        new: dict[int, Priced | None] = {}
+        for k in batch:
+            new[k] = d.pricer.price(self.outs[k], d.choice, d.kern) if self.outs[k] else None
+            if new[k] is None and self.outs[k]:
+                return None
+        return new
+
+    def _frees(self, new: dict[int, Priced | None]) -> bool:
+        """Would values be left that nobody reads, so that the total may fall further."""
+        d = self.draft
+        read = {o for v in new.values() if v for o in v.operands}
+        gone = [o for k in new if k in d.kernels for o in d.kernels[k].operands]
+        made = [c for v in new.values() if v for c in v.outs]
+        return any(
+            d.kern[c] >= 0 and c not in read and c not in d.must and d.readers[c] <= new.keys()
+            for c in gone + made
+        )
+
+    def lose(self, worse: float) -> None:
+        """Note by how much the move would have raised the total."""
+        self.draft.loss = worse, sum(old.cost for old in self.old.values() if old)
 
     def finish(self) -> list[int]:
         """Give new kernels a place in the order; the changed kernels."""
