@@ -12,13 +12,13 @@ from ..schedule.target import Target
 LANES = 8  # invocations that a CPU runs together
 _GROUPS = 4  # of LANES invocations, that keep the threads of a CPU busy
 _INLINE = 8  # steps of a row that are written out instead of looped over
+_INLINE_WIDEST = 16  # the same for the largest workgroups of a gpu: a row stays in their registers
+_WIDEST = 1024
+_UNROLL = 4  # steps of a loop on a gpu that are under way together
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
 _SEQUENTIAL = 4096  # steps that one invocation does sooner than two kernels more
 _BUSY = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
-_WANTED = {
-    "cpu": 1024,
-    "gpu": 1024,
-}  # invocations (workgroups) of a kernel that is split into segments
+_WANTED = {"cpu": 1024, "gpu": 256}  # invocations (workgroups) where rows are in segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class Geometry:
 
     On a CPU an invocation takes `unroll` steps of a row at a time, or has `copies` rows, LANES
     units apart: whole cache lines are used at once, which counts where rows lie a power of two
-    apart and compete for places in the cache.
+    apart and compete for places in the cache. On a GPU `unroll` steps, T apart, are under way at
+    a time.
 
     along: neighbouring elements of memory belong to one row, so that a vec4 holds four elements of
     a row. across: they belong to neighbouring rows, so that a vec4 holds one element of each of
@@ -87,7 +88,13 @@ class Geometry:
 
     @property
     def inline(self) -> bool:
-        return self.segments == 1 and self.trips + self.tail <= _INLINE
+        most = _INLINE_WIDEST if self.T == _WIDEST else _INLINE
+        return self.segments == 1 and self.trips + self.tail <= most
+
+    @property
+    def workgroups(self) -> int:
+        """On a gpu."""
+        return -(-self.units // self.R) * self.segments
 
     def flat(self, row: Index, position: Index) -> Index:
         """Where element `position` of row `row` lies in row-major order."""
@@ -109,7 +116,9 @@ def geometry(pattern: Pattern, target: Target, segments: int = 1) -> Geometry:
     if target.kind == "cpu":
         return _whole_lines(plain)
     threads, together = _threads(plain, target)
-    return Geometry(pattern, along, wide, threads, together, segments)
+    found = replace(plain, T=threads, R=together)
+    even = found.steps % (segments * threads * _UNROLL) == 0
+    return replace(found, unroll=_UNROLL) if even and not found.inline else found
 
 
 def _whole_lines(g: Geometry) -> Geometry:
@@ -129,20 +138,20 @@ def _whole_lines(g: Geometry) -> Geometry:
 
 def _threads(g: Geometry, target: Target) -> tuple[int, int]:
     """(threads a row, rows a workgroup), both powers of two."""
-    most = min(256, target.max_invocations)
+    most = 1 << min(_WIDEST, target.max_invocations).bit_length() - 1
     if g.along:
-        threads = _power(-(-g.share // 4), most)
-        while threads < most and threads < g.share and g.units * g.segments * threads < 1 << 15:
+        threads = _power(-(-g.share // 4), min(256, most))
+        few = 1 << 15
+        while threads < min(256, most, g.share) and g.units * g.segments * threads < few:
+            threads *= 2
+        while threads < most and g.share > _INLINE * threads:
             threads *= 2
         return threads, min(max(1, 128 // threads), _power(g.units, most))
-    together = _power(g.units, 32)
-    threads = 1
-    while (
-        threads * together < most
-        and threads * 4 < g.share
-        and (threads < 8 or g.units * g.segments * threads < 1 << 15)
-    ):
-        threads *= 2
+    # few steps a thread, and eight neighboring units at least: their elements fill lines of memory
+    threads = min(_power(-(-g.share // _INLINE), most), max(1, most // 8))
+    together = min(_power(g.units, 32), most // threads)
+    while together > 8 and g.units * g.segments < _WANTED["gpu"] * together:
+        together //= 2
     return threads, together
 
 
@@ -161,15 +170,16 @@ def fits(g: Geometry, passes: int, target: Target) -> bool:
 def worthwhile(g: Geometry, passes: int, target: Target) -> bool:
     """Whether one kernel is faster than one with segments and one that combines them, for each
     pass."""
-    return g.units >= _BUSY[target.kind] or g.trips * passes <= _SEQUENTIAL // (
-        1 if target.kind == "cpu" else 64
-    )
+    if target.kind == "gpu":
+        short = g.inline or g.trips * passes <= 4 * _INLINE
+        return short or g.workgroups >= _BUSY["gpu"]
+    return g.units >= _BUSY["cpu"] or g.trips * passes <= _SEQUENTIAL
 
 
 def split(pattern: Pattern, target: Target) -> Geometry:
     """How to run over a pattern in as many segments as keep the device busy and its loops short."""
     whole = geometry(pattern, target)
-    least = 32 if target.kind == "cpu" else 4  # steps of a thread
+    least = 32 if target.kind == "cpu" else _INLINE  # steps of a thread
     wanted = -(-_WANTED[target.kind] * whole.R // whole.units)
     segments = min(max(wanted, 1), max(1, whole.steps // (least * whole.T)))
     segments = min(max(segments, -(-whole.trips // 8192)), max(whole.steps, 1))

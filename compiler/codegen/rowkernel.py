@@ -236,8 +236,9 @@ class _RowKernel:
     def _loop_steps(self) -> list[Step]:
         """The steps of one round of a loop."""
         g = self.g
-        if g.unroll == 1:
-            places = [self.em.variable("j", g.steps)]
+        if g.unroll == 1 or g.T > 1:
+            j = self.em.variable("j", g.steps - (g.unroll - 1) * g.T)
+            places = [j + u * g.T for u in range(g.unroll)]
         else:
             quad = self.em.variable("quad", g.steps // g.unroll, f"j / {g.unroll}u")
             places = [quad * g.unroll + u for u in range(g.unroll)]
