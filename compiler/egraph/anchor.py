@@ -13,6 +13,8 @@ from ..schedule.tile_attention import Pass, attention_candidates
 from ..types import Type
 from .graph import Problem
 
+LARGE_PRODUCT = (1, 4096, 4096, 4096)  # batch, m, n, k
+LARGE_ATTENTION = (96, 4096, 4096, 64, 64)  # heads, queries, keys, sizes of a head
 CONVOLUTION = 0.5  # rate of a convolution, of that of a contraction
 DIRECT = 1 << 18  # comparisons of positions that cost less than two kernels more
 RUN = 256  # elements of a row that one step sorts
@@ -78,7 +80,13 @@ def _tiling(
 ) -> tuple[float, int]:
     axes = "m" if a_moved else "k", "k" if b_moved else "n"
     tile = candidates(target, batch, m, n, k, *axes, 1)[0]
-    return max(1e-3, tile.efficiency), tile.splits
+    return max(1e-3, tile.efficiency / _best_product(target)), tile.splits
+
+
+@lru_cache(maxsize=64)
+def _best_product(target: Target) -> float:
+    """The efficiency at which a profile's rate of large products is reached."""
+    return candidates(target, *LARGE_PRODUCT, count=1)[0].efficiency
 
 
 def _scatter(target: Target, size: int, positions: int, flops: float) -> AnchorCost:
@@ -118,4 +126,11 @@ def _fused(
     if min(heads, queries, keys, d, dv) < 1:
         return None
     tiles = attention_candidates(target, step, heads, queries, keys, d, dv, 1)
-    return max(1e-3, tiles[0].efficiency) if tiles else None
+    return max(1e-3, tiles[0].efficiency / _best_attention(target)) if tiles else None
+
+
+@lru_cache(maxsize=64)
+def _best_attention(target: Target) -> float:
+    """The efficiency at which a profile's rate of attention is reached."""
+    tiles = attention_candidates(target, "forward", *LARGE_ATTENTION, 1)
+    return tiles[0].efficiency if tiles else 1.0
