@@ -16,7 +16,8 @@ from .rewrite import partial_input
 from .source import Job, finish
 
 WORKGROUP = 64
-_RUN = 256  # elements of a run that is sorted by counting
+_SHORT = 64  # elements of a row that is sorted by counting alone
+_RUN = 16  # elements of a run that is sorted by counting, of a longer row
 
 
 def lower_sort(job: Job, analysis: Analysis) -> list[KernelSource]:
@@ -31,7 +32,7 @@ def lower_sort(job: Job, analysis: Analysis) -> list[KernelSource]:
     keys = Scratch("keys", shape, "u32")
     kernels = [_keys(job, node, keys)]
     order: Scratch | None = None
-    run = _RUN if shape[1] > _RUN else shape[1]
+    run = shape[1] if shape[1] <= _SHORT else _RUN
     while True:
         last = run >= shape[1] if order is None else 2 * run >= shape[1]
         step = _Step(job, node, keys, order)

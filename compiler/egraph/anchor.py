@@ -17,7 +17,7 @@ LARGE_PRODUCT = (1, 4096, 4096, 4096)  # batch, m, n, k
 LARGE_ATTENTION = (96, 4096, 4096, 64, 64)  # heads, queries, keys, sizes of a head
 CONVOLUTION = 0.5  # rate of a convolution, of that of a contraction
 DIRECT = 1 << 18  # comparisons of positions that cost less than two kernels more
-RUN = 256  # elements of a row that one step sorts
+RUN = 16  # elements of a row that one step sorts
 
 
 class Anchor(NamedTuple):
