@@ -2,13 +2,16 @@
 
 Leaves are arrays and Python numbers. Inside a dataclass, Python numbers, strings, functions and None are static:
 they belong to the structure, so that a module's `heads: int` is never traced.
+
+A training step takes and returns hundreds of leaves, so trees of frozen dataclasses and tuples remember what they were
+put together from: taking them apart again costs nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,10 +29,30 @@ class Structure:
     keys: tuple[Any, ...] = ()
     children: tuple[Structure, ...] = ()
     static: Any = None
+    leaves: int = field(init=False, compare=False, repr=False)  # how many there are
+    settled: bool = field(init=False, compare=False, repr=False)  # such a tree keeps its leaves
+    _hash: int = field(default=0, init=False, compare=False, repr=False)  # once it was asked for
 
-    @property
-    def leaves(self) -> int:
-        return 1 if self.kind == "leaf" else sum(c.leaves for c in self.children)
+    def __post_init__(self) -> None:
+        leaves = 1 if self.kind == "leaf" else sum(c.leaves for c in self.children)
+        object.__setattr__(self, "leaves", leaves)
+        own = self.kind in ("leaf", "static") or self.kind is tuple or remembers(self.kind)
+        object.__setattr__(self, "settled", own and all(c.settled for c in self.children))
+
+    def __hash__(self) -> int:
+        if not self._hash:
+            found = hash((self.kind, self.keys, self.children, self.static))
+            object.__setattr__(self, "_hash", found or 1)
+        return self._hash
+
+
+_PARTS = "_eggpu_parts"  # attribute of a dataclass: its leaves and structure
+
+
+def remembers(kind: Any) -> bool:
+    """Whether instances of a class can hold their parts: frozen dataclasses with a __dict__."""
+    frozen = dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return frozen and bool(getattr(kind, "__dictoffset__", 0))
 
 
 LEAF = Structure("leaf")
@@ -47,6 +70,9 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 
 def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
+    if (parts := getattr(tree, "__dict__", {}).get(_PARTS)) is not None:
+        leaves += parts[0]
+        return parts[1]
     if is_leaf(tree):
         leaves.append(tree)
         return LEAF
@@ -58,17 +84,24 @@ def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
     if isinstance(tree, (list, tuple)):
         return Structure(type(tree), (), tuple(_flatten(v, leaves, f"{path}.{i}") for i, v in enumerate(tree)))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        keys, children = [], []
-        for f in dataclasses.fields(tree):
-            value = getattr(tree, f.name)
-            keys.append(f.name)
-            static = f.metadata.get("static", isinstance(value, _STATIC) or _is_function(value))
-            children.append(Structure("static", static=value) if static else _flatten(value, leaves, f"{path}.{f.name}"))
-        return Structure(type(tree), tuple(keys), tuple(children))
+        return _flatten_dataclass(tree, leaves, path)
     if callable(tree):
         return Structure("static", static=tree)
     where = path.lstrip(".") or "argument"
     raise TraceError(f"{where} is a {type(tree).__name__}; arrays, numbers, dicts, lists, tuples and dataclasses can be traced")
+
+
+def _flatten_dataclass(tree: Any, leaves: list[Any], path: str) -> Structure:
+    start, keys, children = len(leaves), [], []
+    for f in dataclasses.fields(tree):
+        value = getattr(tree, f.name)
+        keys.append(f.name)
+        static = f.metadata.get("static", isinstance(value, _STATIC) or _is_function(value))
+        children.append(Structure("static", static=value) if static else _flatten(value, leaves, f"{path}.{f.name}"))
+    structure = Structure(type(tree), tuple(keys), tuple(children))
+    if structure.settled:
+        tree.__dict__[_PARTS] = (leaves[start:], structure)
+    return structure
 
 
 def _is_function(value: object) -> bool:
@@ -77,19 +110,30 @@ def _is_function(value: object) -> bool:
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
     """The tree of a structure with the given leaves."""
-    return _unflatten(structure, iter(leaves))
+    return _unflatten(structure, leaves, 0)
 
 
-def _unflatten(s: Structure, leaves: Iterator[Any]) -> Any:
+def _unflatten(s: Structure, leaves: Sequence[Any], at: int) -> Any:
+    """The tree of a structure with the leaves from `at` on."""
     if s.kind == "leaf":
-        return next(leaves)
+        return leaves[at]
     if s.kind == "static":
         return s.static
-    values = [_unflatten(c, leaves) for c in s.children]
+    values, first = [], at
+    for child in s.children:
+        values.append(leaves[at] if child is LEAF else _unflatten(child, leaves, at))
+        at += child.leaves
+    if s.kind is tuple:
+        return tuple(values)
     if s.kind is dict:
         return dict(zip(s.keys, values, strict=True))
-    if dataclasses.is_dataclass(s.kind):
+    if s.settled:
         out = object.__new__(s.kind)
+        out.__dict__.update(zip(s.keys, values))
+        out.__dict__[_PARTS] = (leaves[first:at], s)
+        return out
+    if dataclasses.is_dataclass(s.kind):
+        out = object.__new__(s.kind)  # type: ignore[call-overload]
         for key, value in zip(s.keys, values, strict=True):
             object.__setattr__(out, key, value)
         return out
