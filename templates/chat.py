@@ -1,4 +1,4 @@
-"""A Jinja environment for text from model files: nothing of Python can be reached or changed from it."""
+"""Jinja for text from model files: nothing of Python can be reached or changed from it."""
 
 from __future__ import annotations
 

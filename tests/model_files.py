@@ -1,4 +1,4 @@
-"""Small model files and models for tests: safetensors and GGUF bytes, and a Llama of random weights."""
+"""Small model files and models for tests: safetensors and GGUF bytes, a random Llama."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""Generation on a small Llama of random weights: caches, chunks, windows, batches, sampling, text."""
+"""Generation on a small Llama of random weights: caches, windows, batches, sampling, text."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from eggpu.importers import ModelFileError
 from eggpu.models.cache import chunks
 
 sys.path.insert(0, str(Path(__file__).parent))
-from model_files import full_logits, tiny_llama  # noqa: E402
+from model_files import full_logits, tiny_llama
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 3, 8, 46, 2, 6, 43]
 
@@ -171,7 +171,7 @@ LOGITS = np.array([2.0, -1.0, 0.5, 3.0, 2.9, -4.0, 1.0, 3.0], np.float32)
         {"temperature": 2.0, "min_p": 0.3},
         {"temperature": 1.0, "repetition_penalty": 1.8},
     ],
-    ids=lambda o: "-".join(o),
+    ids="-".join,
 )
 def test_draws_have_the_right_probabilities(options):
     count, seen = 3000, [3, 0]

@@ -15,7 +15,7 @@ from eggpu.importers.formats import FORMATS
 from eggpu.importers.packed import Packed, pack
 
 sys.path.insert(0, str(Path(__file__).parent))
-from model_files import gguf_bytes, safetensors_bytes  # noqa: E402
+from model_files import gguf_bytes, safetensors_bytes
 
 ARRAYS = {
     "f32": ("F32", np.arange(6, dtype=np.float32).reshape(2, 3)),
@@ -123,7 +123,7 @@ def test_wrong_safetensors_name_the_tensor(tmp_path, header, message):
 
 def test_missing_and_misshapen_tensors_are_named(tmp_path):
     found = open_safetensors(written(tmp_path, safetensors_bytes({"a.w": ARRAYS["f32"]})))
-    with pytest.raises(ModelFileError, match="no tensor 'a.v'; beside it are a.w"):
+    with pytest.raises(ModelFileError, match=r"no tensor 'a\.v'; beside it are a\.w"):
         found.array("a.v", (2, 3))
     with pytest.raises(
         ModelFileError, match=r"'a.w' needs the shape \[3, 2\], got a.w: F32\[2, 3\]"

@@ -144,7 +144,8 @@ IMAGE = {
     ),
     "resnet-bottleneck": (
         "ResNetForImageClassification", "ResNetConfig",
-        {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 1], "layer_type": "bottleneck"},
+        {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 1],
+         "layer_type": "bottleneck"},
     ),
     "resnet-basic": (
         "ResNetForImageClassification", "ResNetConfig",
@@ -163,7 +164,8 @@ def test_image_models(tmp_path, name):
 
 def test_whisper(tmp_path):
     settings = {
-        "vocab_size": 96, "num_mel_bins": 8, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+        "vocab_size": 96, "num_mel_bins": 8, "d_model": 32, "encoder_layers": 2,
+        "decoder_layers": 2,
         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
         "decoder_ffn_dim": 48, "max_source_positions": 20, "max_target_positions": 30,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3,

@@ -68,16 +68,15 @@ def run(args: argparse.Namespace) -> int:
     ids = language.prompt(_messages(prompt, args.system) if args.system else prompt, args.raw)
     context = args.context or rounded(len(ids) + args.max_tokens)
     generator = Generator(language.model, context=context, cache_dtype=args.cache)
-    started = time.perf_counter()
-    first, count, finish = started, 0, ""
+    times, counts, finish = [time.perf_counter()], [0], ""
     for piece in language.stream(generator, ids, sampling, most=args.max_tokens, stop=args.stop):
         print(piece.text, end="", flush=True)
-        if count == 0:
-            first = time.perf_counter()
-        count, finish = piece.tokens, piece.finish
+        times.append(time.perf_counter())
+        counts.append(piece.tokens)
+        finish = piece.finish
     print()
     if args.stats:
-        _tell(len(ids), first - started, count, time.perf_counter() - first, finish)
+        _tell(len(ids), times, counts, finish)
     return 0
 
 
@@ -90,11 +89,16 @@ def _messages(prompt: str, system: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
 
 
-def _tell(prompt: int, before: float, count: int, seconds: float, finish: str) -> None:
-    rate = f", {(count - 1) / seconds:.1f} tokens/s" if count > 1 and seconds > 0 else ""
+def _tell(prompt: int, times: list[float], counts: list[int], finish: str) -> None:
+    # the first token comes from the prompt's plan, the second may wait for the plan of the steps
+    steps, seconds = (
+        counts[-1] - counts[min(2, len(counts) - 1)],
+        times[-1] - times[min(2, len(times) - 1)],
+    )
+    rate = f", {steps / seconds:.1f} tokens/s after the second" if steps > 0 and seconds > 0 else ""
     ended = {"stop": "ended by itself", "length": "cut at its length"}.get(finish, finish)
     print(
-        f"{prompt} tokens of prompt; first token after {before:.2f} s with compiling; "
-        f"{count} tokens{rate}; {ended}",
+        f"{prompt} tokens of prompt; first token after {times[1] - times[0]:.2f} s with compiling; "
+        f"{counts[-1]} tokens{rate}; {ended}",
         file=sys.stderr,
     )

@@ -57,7 +57,8 @@ class Snapshot:
 def advance(
     model: Decoder, state: State, tokens: Array, count: Array
 ) -> tuple[Array, Array | None, State]:
-    """The token after the first `count` of `tokens` (batch, t), its log-probability, the next state."""
+    """The token after the first `count` of `tokens` (batch, t), its log-probability, the next
+    state."""
     hidden, cache = model.step(tokens, state.cache, state.place)
     last = hidden[:, 0] if tokens.shape[1] == 1 else eg.take(hidden, count - 1, 1)
     first = state.place.first + count
@@ -70,7 +71,8 @@ class Generator:
     """A model with room for `batch` texts of `context` tokens.
 
     Plans are compiled on first use, one for each of `sizes` and choice of sampling, and serve every
-    later step: positions and options are data. `cache_dtype` is f32, or f16 where the device has it.
+    later step: positions and options are data. `cache_dtype` is f32, or f16 where the device has
+    it.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Generator:
     @property
     def programs(self) -> int:
         """Compiled programs so far."""
-        return len(self.advance.recompilations) + bool(self.advance._versions)  # noqa: SLF001
+        return len(self.advance.recompilations) + bool(self.advance._versions)
 
     def empty_cache(self) -> Cache:
         """A cache without positions."""
@@ -103,7 +105,7 @@ class Generator:
 
 
 class GenerationSession:
-    """Texts being written. `token` are the latest tokens; `next()` writes them and chooses others."""
+    """Texts being written. `token` are the latest tokens; `next()` writes them and chooses more."""
 
     def __init__(
         self, generator: Generator, prompts: Sequence[Sequence[int]], sampling: Sampling
@@ -163,8 +165,8 @@ class GenerationSession:
         return self.generator.context - self._position
 
     def next(self) -> np.ndarray:
-        """Write the latest tokens and choose the next ones, (batch,). Raises GenerationError when the
-        context is full."""
+        """Write the latest tokens and choose the next ones, (batch,). Raises GenerationError when
+        the context is full."""
         if self.room < 1:
             raise GenerationError(f"the context of {self.generator.context} tokens is full")
         for text, token in zip(self.texts, self.token, strict=True):
@@ -210,7 +212,7 @@ class GenerationSession:
         self._run(np.array(again, np.int32).reshape(-1, 1))
 
     def tokens(self, most: int, stop: Callable[[int], bool] = lambda _: False) -> Iterator[int]:
-        """Up to `most` tokens of the first text, until one that `stop` names (which is not given)."""
+        """Up to `most` tokens of the first text, until one that `stop` names (not given)."""
         for number in range(most):
             token = int(self.token[0])
             if stop(token):

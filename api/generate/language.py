@@ -41,7 +41,7 @@ class LanguageModel:
     end: str = ""
 
     def prompt(self, text: str | Sequence[chat.Message], raw: bool = False) -> list[int]:
-        """Ids of a prompt: a text to continue (`raw`, or no template), a user's message or several."""
+        """Ids of a prompt: a text to continue (`raw`, or no template), or one or more messages."""
         if isinstance(text, str) and (raw or not self.template):
             return self.tokenizer.encode(text)
         messages = [{"role": "user", "content": text}] if isinstance(text, str) else text

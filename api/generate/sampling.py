@@ -1,4 +1,4 @@
-"""The next token, chosen on the device: greedy, temperature, top-k, top-p, min-p, repetition penalty.
+"""The next token, chosen on the device: greedy, temperature, top-k, top-p, min-p and penalty.
 
 The cut of top-k and top-p is a threshold of scores, found by search: each round counts, or adds up,
 what lies above a few thresholds at once. So a large vocabulary is never sorted.
@@ -99,8 +99,8 @@ def marked(texts: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
 
 
 def choose(logits: Array, k: Knobs, step: Array) -> tuple[Array, Array | None, Knobs]:
-    """Tokens (batch,) for logits (batch, vocab), their log-probabilities if asked for, and the knobs
-    of the next step. `step` is a number that no other step of this text has."""
+    """Tokens (batch,) for logits (batch, vocab), their log-probabilities if asked for, and the
+    knobs of the next step. `step` is a number that no other step of this text has."""
     scores = logits if k.seen is None else _penalized(logits, k)
     token = eg.argmax(scores, -1) if k.temperature is None else _drawn(scores, k, step)
     if k.seen is not None:
@@ -136,7 +136,7 @@ def _drawn(scores: Array, k: Knobs, step: Array) -> Array:
 
 
 def threshold(z: Array, weight: Array | None, goal: Array) -> Array:
-    """The largest t, to within 2e-6, with weight (or 1 each) of at least `goal` on z >= t; (batch, 1).
+    """The largest t (batch, 1), to within 2e-6, with weight (or 1 each) of `goal` or more on z >= t.
 
     z (batch, n) is at most 0; -30 is taken where no t will do.
     """

@@ -69,7 +69,7 @@ def from_file(path: Path, end: Sequence[int] = ()) -> Tokenizer:
         raise ModelFileError(f"{path.parent} has no {path.name}")
     try:
         inner = library.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare ones
+    except Exception as error:  # noqa: BLE001 - the library raises bare ones
         raise ModelFileError(f"{path} is no tokenizer: {error}") from None
     inner.no_padding()
     inner.no_truncation()
@@ -104,7 +104,7 @@ def _byte_bpe(tokens: list[str], pairs: list[Any], scheme: str) -> Any:
     vocabulary = {t: i for i, t in enumerate(tokens)}
     try:
         inner = library.Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
-    except Exception as error:  # the library raises bare ones
+    except Exception as error:  # noqa: BLE001 - the library raises bare ones
         raise ModelFileError(f"the merges do not fit the vocabulary: {error}") from None
     steps = []
     if scheme in _SINGLE_DIGITS:

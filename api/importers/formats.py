@@ -1,4 +1,7 @@
-"""Block formats of quantized weights: GGUF's blocks taken apart into planes of bits and scales, as kept on the device."""
+"""Block formats of quantized weights: GGUF's blocks taken apart into planes of bits and scales.
+
+That is how they are kept on the device.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Blocks taken apart: `codes` (blocks, elements) without sign, float16 `d` and `m` a block as u16, and with
-    superblocks the codes of scales and minima (blocks, groups)."""
+    """Blocks taken apart: `codes` (blocks, elements) without sign, float16 `d` and `m` a block as
+    u16, and with superblocks the codes of scales and minima (blocks, groups)."""
 
     codes: np.ndarray
     d: np.ndarray
@@ -22,7 +25,9 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """value = scale * (code - bias), plus m with minima; with superblocks scale = d * (step - step_bias), less m * low.
+    """value = scale * (code - bias), plus m with minima.
+
+    With superblocks scale = d * (step - step_bias), and m * low is taken off instead.
 
     `planes` are the bits of a code from the lowest on; a scale serves `group` elements.
     """
@@ -137,7 +142,7 @@ FORMATS = {
 
 
 def words(fields: np.ndarray, bits: int) -> np.ndarray:
-    """Rows of fields as rows of u32 words, the first field in the lowest bits; zeros fill the last word."""
+    """Rows of fields as rows of u32 words, the first field in the lowest bits, zeros at the end."""
     missing = -fields.shape[1] % (32 // bits)
     if missing:
         fields = np.pad(fields, ((0, 0), (0, missing)))

@@ -1,4 +1,4 @@
-"""Weights that stay packed on the device: u32 words that a traced `dequantize` reads where they are used."""
+"""Weights that stay packed on the device: u32 words, dequantized where they are used."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FLOATS = {"F16": packed.unpack_half, "BF16": packed.unpack_bfloat}
 class Packed:
     """A matrix (rows, columns) in a block format, or in 16-bit floats, held as u32 words.
 
-    `dequantize()` is traced from shifts, masks and movement, so that the compiler computes it inside whatever reads
-    the matrix: products, products of a row, gathers of rows.
+    `dequantize()` is traced from shifts, masks and movement, so that the compiler computes it
+    inside whatever reads the matrix: products, products of a row, gathers of rows.
     """
 
     planes: tuple[Array, ...]  # (rows, columns * bits / 32) each
@@ -106,7 +106,7 @@ def _repeated(x: Node, times: int, shape: tuple[int, int]) -> Node:
 
 
 def pack(data: np.ndarray, format_: str, shape: tuple[int, int]) -> Packed:
-    """The bytes of a GGUF tensor of `shape` (rows, columns), as the file has them, packed for the device."""
+    """The bytes of a GGUF tensor of `shape` (rows, columns) packed for the device."""
     rows, columns = shape
     if format_ in FLOATS:
         held = words(np.ascontiguousarray(data).view("<u2").reshape(shape), 16)

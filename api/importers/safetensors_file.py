@@ -13,7 +13,7 @@ _FORMATS = {name: name for name in PLAIN} | {"F8_E4M3FN": "F8_E4M3"}
 
 
 def open_safetensors(path: str | Path) -> Weights:
-    """The tensors of a file. Raises ModelFileError, which names the tensor, for one that is wrong."""
+    """The tensors of a file. Raises ModelFileError, which names the tensor, where one is wrong."""
     path = Path(path)
     return Weights(tensors(path), str(path))
 

@@ -194,7 +194,7 @@ class Weights(Mapping[str, Tensor]):
         return array(self._shaped(name, shape).numpy().astype(np.float32, copy=False))
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
-        """A matrix of this shape, packed as it is in the file where it has 16-bit floats or blocks."""
+        """A matrix of this shape; one of 16-bit floats or blocks stays packed."""
         tensor = self._shaped(name, shape)
         even = tensor.format not in ("F16", "BF16") or shape[1] % 2 == 0
         if even and tensor.format in (*FORMATS, "F16", "BF16"):

@@ -64,7 +64,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Bert:
-    """tokens (batch, t) and mask (batch, t), true for tokens that count -> hidden (batch, t, width)."""
+    """tokens and mask (batch, t), true for tokens that count -> hidden (batch, t, width)."""
 
     words: Table
     positions: Table

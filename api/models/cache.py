@@ -1,6 +1,6 @@
 """The key/value cache as a value, and attention of new positions over it.
 
-A step takes a cache and gives the next one; donated, the new keys are written where the old cache lies.
+A step takes a cache and gives the next one; donated, it is written where the old one lies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Cache:
 
 @dataclass(frozen=True)
 class Place:
-    """Where new positions stand: `first` is the position of the first of them (i32 scalar); row b of
-    the batch begins at `start[b]`, before which there is only padding."""
+    """Where new positions stand: `first` is that of the first of them (i32 scalar); row b of the
+    batch begins at `start[b]`, before which there is only padding."""
 
     first: Array
     start: Array

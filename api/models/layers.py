@@ -1,4 +1,4 @@
-"""What pretrained models are built of: products and tables over weights that may stay packed, and norms."""
+"""What pretrained models are built of: products and tables over packed weights, and norms."""
 
 from __future__ import annotations
 

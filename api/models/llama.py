@@ -1,7 +1,7 @@
-"""The Llama family: Llama, Mistral, SmolLM2, Qwen2, Qwen3, Gemma, Gemma 2, Gemma 3 (text) and Phi-3.
+"""The Llama family: Llama, Mistral, SmolLM2, Qwen2, Qwen3, Gemma 1 to 3 (text) and Phi-3.
 
-One decoder whose settings and optional layers tell the members apart: windows, biases, norms of heads,
-soft caps, norms after a block, scaled embeddings, rotary scalings.
+One decoder whose settings and optional layers tell the members apart: windows, biases, norms of
+heads, soft caps, norms after a block, scaled embeddings, rotary scalings.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 from eggpu.importers.gguf_file import GGUF
 from eggpu.importers.tensors import ModelFileError, Weights
 from eggpu.models.config import Config
-from eggpu.models.llama import Llama, LayerSettings, Settings, build, default_scale
+from eggpu.models.llama import LayerSettings, Llama, Settings, build, default_scale
 from eggpu.models.rotary import rotary
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
@@ -114,7 +114,8 @@ def _rotary(c: Config, kind: str, head_size: int, layer: str, used: int | None):
 
 _GGUF_NAMES = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj",
+    "attn_v": "self_attn.v_proj", "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj", "post_attention_norm": "post_attention_layernorm",
@@ -160,7 +161,7 @@ def _gguf_settings(c: Config, arch: str, vocab: int) -> Settings:
     window = int(c.number("attention.sliding_window", 0))
     scaling = _gguf_scaling(c)
     size = c.size("rope.dimension_count", head_size)
-    # files of the architecture llama have the rows of queries and keys ordered for neighboring pairs
+    # files of the architecture llama have the rows of queries and keys in neighboring pairs
     interleaved = arch == "llama"
     turn = rotary(size, c.number("rope.freq_base", 10000.0), scaling, interleaved=interleaved)
     local = rotary(size, 10000.0) if arch == "gemma3" else turn

@@ -1,4 +1,4 @@
-"""Whisper (Radford et al., 2022): an encoder of spectrograms and a decoder of text that attends to it."""
+"""Whisper (Radford et al., 2022): an encoder of spectrograms, a decoder of text over it."""
 
 from __future__ import annotations
 

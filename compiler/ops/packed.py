@@ -1,6 +1,6 @@
-"""Numbers packed in u32 words: bit fields as floats, and two 16-bit floats a word. Quantized weights are read with these.
+"""Numbers packed in u32 words: bit fields, and two 16-bit floats a word. Quantized weights use them.
 
-Each takes the word and a place, which counts fields from the lowest bits on, modulo the fields of a word.
+Each takes the word and a place: a number of fields from the lowest bits on, modulo those of a word.
 """
 
 from __future__ import annotations
@@ -33,5 +33,9 @@ def _half(word: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 
 field = {bits: _field(bits) for bits in (1, 2, 4, 8)}
-unpack_half = _op("unpack_half", "eg_half{v}({0}, {1})", _half, arity=2, takes="u", result="f32", cost=2)
-unpack_bfloat = _op("unpack_bfloat", "eg_bfloat{v}({0}, {1})", _bfloat, arity=2, takes="u", result="f32", cost=2)
+unpack_half = _op(
+    "unpack_half", "eg_half{v}({0}, {1})", _half, arity=2, takes="u", result="f32", cost=2
+)
+unpack_bfloat = _op(
+    "unpack_bfloat", "eg_bfloat{v}({0}, {1})", _bfloat, arity=2, takes="u", result="f32", cost=2
+)
