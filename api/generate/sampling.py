@@ -136,7 +136,7 @@ def _drawn(scores: Array, k: Knobs, step: Array) -> Array:
 
 
 def threshold(z: Array, weight: Array | None, goal: Array) -> Array:
-    """The largest t (batch, 1), to within 2e-6, with weight (or 1 each) of `goal` or more on z >= t.
+    """The largest t (batch, 1), to within 2e-6, with `goal` of weight (or 1 each) on z >= t.
 
     z (batch, n) is at most 0; -30 is taken where no t will do.
     """

@@ -1,4 +1,4 @@
-"""Numbers packed in u32 words: bit fields, and two 16-bit floats a word. Quantized weights use them.
+"""Numbers packed in u32 words: bit fields and two 16-bit floats a word, for quantized weights.
 
 Each takes the word and a place: a number of fields from the lowest bits on, modulo those of a word.
 """
