@@ -351,7 +351,7 @@ def test_chosen_gradients(run):
         (lambda x: eg.abs(x), zero, [0, 0]), (lambda x: nn.relu(x), zero, [0, 0]), (lambda x: eg.sqrt(x), zero, [INF, INF]),
         (lambda x: eg.norm(x), zero, [0, 0]), (lambda x: eg.max(x), f32(2, 2), [0.5, 0.5]), (lambda x: eg.min(x), f32(2, 2), [0.5, 0.5]),
         (lambda x: eg.maximum(x, 2.0), f32(2, 2), [0.5, 0.5]), (lambda x: eg.clip(x, 0.0, 1.0), f32(0, 1), [0.5, 0.5]),
-        (lambda x: eg.sign(x), zero, [0, 0]), (lambda x: eg.floor(x), f32(1, 2.5), [0, 0]), (lambda x: x**0, zero, [0, 0]),
+        (lambda x: eg.std(x), f32(3, 3), [0, 0]), (lambda x: eg.sign(x), zero, [0, 0]), (lambda x: eg.floor(x), f32(1, 2.5), [0, 0]), (lambda x: x**0, zero, [0, 0]),
         (lambda x: eg.power(x, eg.array(f32(0, 2))), zero, [0, 0]), (lambda x: eg.prod(x), f32(0, 3), [3, 0]), (lambda x: eg.prod(x), zero, [0, 0]),
         (lambda x: nn.elu(x, 0.5), zero, [0.5, 0.5]), (lambda x: nn.hardswish(x), f32(-3, 3), [-0.25, 1.25]),
         (lambda x: eg.cummax(x) * eg.array(f32(1, 5)), f32(3, 3), [1, 5]), (lambda x: eg.sort(x) * eg.array(f32(1, 5)), f32(3, 3), [1, 5]),

@@ -12,6 +12,7 @@ import pytest
 
 import eggpu as eg
 from eggpu import nn
+from eggpu.testing import check_grads
 
 sys.path.insert(0, str(Path(__file__).parent))
 import library_nn  # noqa: F401 - adds its rows
@@ -97,3 +98,18 @@ def test_compiled_it_means_the_same(name: str) -> None:
     for (r, args), got in zip(calls, outputs, strict=True):
         shapes = [np.shape(a) for a in args]
         same([g.numpy() for g in got], expected(r, args), f"compiled {name} of {shapes}")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "stop_gradient"])
+def test_its_gradient_is_the_finite_difference(name: str) -> None:
+    for r in rows(name):
+        for args in r.args:
+            floats = [a for a in args if np.asarray(a).dtype == np.float32 and np.size(a)]
+            if not floats or (name == "kl_div" and not args[1].all()):  # 0 log 0 is a corner
+                continue
+
+            def call(*xs: Any, r: Row = r) -> Any:
+                out = r.call(r.module, *map(eg.array, xs))
+                return out[0] if name == "batch_norm" else out  # new statistics have no gradient
+
+            check_grads(call, *args, most=8)

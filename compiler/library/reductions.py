@@ -91,8 +91,15 @@ def var(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> A
 
 
 def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Array:
-    """The standard deviation over axes."""
-    return wrap(E.sqrt(node(var(x, axis, keepdims, ddof))))
+    """The standard deviation over axes; its gradient at 0 is 0."""
+    return wrap(_root(node(var(x, axis, keepdims, ddof))))
+
+
+def _root(x: Node) -> Node:
+    """sqrt(x) with the gradient 0 at 0: the slope there is infinite, so it is kept out."""
+    zero = full(0, x.shape, x.dtype)
+    none = E.eq(x, zero)
+    return E.select(none, zero, E.tame(E.sqrt(E.select(none, full(1, x.shape, x.dtype), E.tame(x)))))
 
 
 def _arg(combine: str, x: Value, axis: int | None, keepdims: bool) -> Array:
