@@ -1,0 +1,92 @@
+"""A whole training step: one program, one submission, memory of its own, and attention chosen by cost."""
+
+import numpy as np
+import pytest
+
+import eggpu as eg
+from eggpu import nn, optim
+from eggpu.compiler.egraph import saturate_graph
+from eggpu.compiler.egraph.extract import extract
+from eggpu.compiler.schedule.target import LLVMPIPE
+
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def training_step(opt):
+    def loss(model, tokens, targets):
+        return nn.cross_entropy(model(tokens), targets)
+
+    def step(model, state, tokens, targets):
+        value, grads = eg.value_and_grad(loss)(model, tokens, targets)
+        model, state = opt.update(model, state, optim.clip_by_global_norm(grads, 1.0))
+        return model, state, value
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def trained():
+    model = nn.GPT(vocab=11, layers=2, width=24, heads=2, context=48, key=0)
+    opt = optim.adamw(1e-3)
+    step = eg.compile(training_step(opt), donate=("model", "state"), name="step")
+    batch = np.random.default_rng(0).integers(0, 11, (2, 49)).astype(np.int32)
+    return step, model, opt.init(model), batch[:, :-1], batch[:, 1:]
+
+
+def test_one_submission_a_step_and_nothing_new_in_steady_state(trained):
+    step, model, state, tokens, targets = trained
+    for _ in range(3):
+        model, state, value = step(model, state, tokens, targets)
+    first = float(value)
+    on = eg.device()
+    before = on.counters.copy()
+    for _ in range(5):
+        model, state, value = step(model, state, tokens, targets)
+    grown = on.counters.since(before)
+    assert grown["submits"] == 5
+    assert grown["dispatches"] == 5 * len(step.plan.kernels)
+    assert not {"buffers_created", "pipelines_compiled", "bind_groups_created", "downloads"} & grown.keys()
+    assert float(value) < first
+    assert step.recompilations == []
+
+
+def test_state_is_written_in_place(trained):
+    step, model, state, tokens, targets = trained
+    plan = step.compile(model, state, tokens, targets).plan
+    floats = [b for b in plan.outputs if plan.buffers[b].shape and plan.buffers[b].dtype == "f32"]
+    assert all(plan.buffers[b].place[0] == "input" for b in floats)
+    assert sum(plan.arena) < plan.scratch_bytes
+
+
+def kernels(graph, **options):
+    snapshot, report = saturate_graph(graph, **options)
+    selection, _ = extract(snapshot, LLVMPIPE, graph)
+    names = [n.op.name for n in selection.graph.nodes()]
+    return names, report
+
+
+def attention_gradients(heads, length, size):
+    shape = eg.parse_type(f"f32[{heads}, {length}, {size}]")
+
+    def loss(q, k, v):
+        return (nn.scaled_dot_product_attention(q, k, v, causal=True) ** 2).sum()
+
+    return eg.trace(eg.grad(loss, (0, 1, 2)), shape, shape, shape)
+
+
+def test_attention_is_formed_in_every_layer(trained):
+    step, model, state, tokens, targets = trained
+    compilation = step.compile(model, state, tokens, targets)
+    text = compilation.egraph.text()
+    assert "attention 2/2" in text or "attention x2" in text, text
+
+
+def test_shapes_decide_between_flash_and_unfused_attention():
+    long, _ = kernels(attention_gradients(8, 512, 64))
+    assert "attention" in long
+    assert "attention_backward" in long
+    wide, report = kernels(attention_gradients(2, 64, 256))
+    assert "attention" in report.text()  # it is known to be attention there too
+    assert not {"attention", "attention_backward"} & set(wide)
+    assert "dot" in wide
