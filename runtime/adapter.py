@@ -153,11 +153,17 @@ def make_target(adapter: Adapter, gpu: Any, subgroup: int) -> Target:
         offset_alignment=limits["min-storage-buffer-offset-alignment"],
         loop_limit=_loop_limit(adapter),
         profile=LAVAPIPE if cpu else GENERIC_GPU,
+        images=_mesa(adapter) == 22,  # later ones gain little, and some results are wrong
     )
 
 
 def _loop_limit(adapter: Adapter) -> int:
     if "llvmpipe" not in adapter.name:
         return 0
-    version = re.search(r"Mesa (\d+)", adapter.driver)
-    return 0 if version is not None and int(version[1]) >= 25 else _LOOP_LIMIT
+    return 0 if _mesa(adapter) >= 25 else _LOOP_LIMIT
+
+
+def _mesa(adapter: Adapter) -> int:
+    """Mesa's major version where the device is its llvmpipe; 0 when unknown, or another device."""
+    found = re.search(r"Mesa (\d+)", adapter.driver) if "llvmpipe" in adapter.name else None
+    return int(found[1]) if found is not None else 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import wgpu
 
-from ..compiler.schedule.plan import Kernel, Plan
+from ..compiler.schedule.images import TEXELS
+from ..compiler.schedule.plan import Copy, Kernel, Plan
 from . import native, timing
 from .buffers import DeviceBuffer, Storage
 from .device import Device
@@ -19,14 +20,14 @@ from .pipelines import Accesses
 
 _SPLIT = 4000  # dispatches in one command buffer
 _RECORDINGS = 64  # combinations of external memory whose steps are kept
-_Range = tuple[int, int, int]  # serial of the memory, offset, bytes
+_Range = tuple[int, int, int]  # serial of the memory (below 0: of an image), offset, bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
     """The dispatches of a call over particular memory, and the bind groups they point at."""
 
-    steps: list[native.Step]
+    steps: list[native.Step | native.Copy]
     groups: tuple[Any, ...]
 
 
@@ -61,6 +62,7 @@ class Executable:
             for (index, kernel), pipeline in zip(live, pipelines)
         ]
         self._arena = [device.alloc(nbytes) for nbytes in plan.arena]
+        self._images = [device.pipelines.image(image) for image in plan.images]
         self._constants = [device.upload_bytes(c.data) for c in plan.constants]
         bound = {b.buffer for p in self._kernels for b in p.kernel.bindings}
         self._external = sorted(b for b in bound if self._is_external(b))
@@ -167,18 +169,33 @@ class Executable:
 
     def _record(self, memory: dict[int, Storage]) -> _Recording:
         groups = [self._group(prepared, memory) for prepared in self._kernels]
-        steps = [
-            (native.handle(p.pipeline), native.handle(group), *p.kernel.grid)
-            for p, group in zip(self._kernels, groups)
-        ]
+        copies = deque(self.plan.copies)
+        steps: list[native.Step | native.Copy] = []
+        for p, group in zip(self._kernels, groups):
+            while copies and copies[0].kernel <= p.index:
+                steps += self._copies(copies.popleft(), memory)
+            steps.append((native.handle(p.pipeline), native.handle(group), *p.kernel.grid))
         return _Recording(steps, tuple(groups))
 
+    def _copies(self, copy: Copy, memory: dict[int, Storage]) -> list[native.Copy]:
+        storage, offset, nbytes = self._range(copy.buffer, memory)
+        image, texel = self._images[copy.image][0], self.plan.images[copy.image].texel
+        return native.copies(storage.gpu, offset, nbytes, image, copy.width, texel)
+
     def _group(self, prepared: _Prepared, memory: dict[int, Storage]) -> Any:
-        ranges = [self._range(b.buffer, memory) for b in prepared.kernel.bindings]
-        key = prepared.accesses, tuple((s.serial, offset, n) for s, offset, n in ranges)
+        bound: list[tuple[Any, int, int]] = []
+        ranges: list[_Range] = []
+        for b in prepared.kernel.bindings:
+            if b.access in TEXELS:
+                bound.append((self._images[b.image][1], 0, 0))
+                ranges.append((-1 - b.image, 0, 0))
+                continue
+            storage, offset, nbytes = self._range(b.buffer, memory)
+            bound.append((storage.gpu, offset, nbytes))
+            ranges.append((storage.serial, offset, nbytes))
+        key = prepared.accesses, tuple(ranges)
         group = self._groups.get(key)
         if group is None:
-            bound = [(storage.gpu, offset, nbytes) for storage, offset, nbytes in ranges]
             group = self.device.pipelines.bind(prepared.accesses, bound)
             self._groups[key] = group
             if len(self._groups) > self._max_groups:
@@ -212,10 +229,7 @@ class Executable:
         for start in range(0, max(len(steps), 1), _SPLIT):
             encoder = self.device.gpu.create_command_encoder()
             part = steps[start : start + _SPLIT]
-            if part:
-                compute_pass = encoder.begin_compute_pass()
-                native.record(compute_pass, part)
-                compute_pass.end()
+            native.encode(encoder, part)
             if start + _SPLIT >= len(steps):
                 for b in self._copied:
                     source, offset, nbytes = self._range(b, memory)
@@ -225,7 +239,7 @@ class Executable:
                 self.device.submit([encoder.finish()])
             except wgpu.GPUError as error:
                 raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
-        self.device.counters.dispatches += len(steps)
+        self.device.counters.dispatches += len(self._kernels)
 
     def _results(
         self, buffers: Sequence[DeviceBuffer], made: dict[int, DeviceBuffer]

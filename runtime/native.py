@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,40 @@ MAP_READ, MAP_WRITE = 1, 2
 
 # One recorded dispatch: pipeline and bind group handles, then the number of workgroups.
 Step = tuple[Any, Any, int, int, int]
+
+
+class Copy:
+    """A recorded copy of a range of a buffer to some rows of an image."""
+
+    __slots__ = ("extent", "image", "source")
+
+    def __init__(
+        self, buffer: Any, offset: int, image: Any, row: int, rows: int, width: int, texel: int
+    ) -> None:
+        self.source = ffi.new("WGPUTexelCopyBufferInfo *")
+        self.source.buffer = buffer._internal
+        self.source.layout.offset = offset
+        self.source.layout.bytesPerRow = texel * width if rows > 1 else _ROW
+        self.source.layout.rowsPerImage = rows
+        self.image = ffi.new("WGPUTexelCopyTextureInfo *")
+        self.image.texture = image._internal
+        self.image.origin.y = row
+        self.image.aspect = lib.WGPUTextureAspect_All
+        self.extent = ffi.new("WGPUExtent3D *")
+        self.extent.width, self.extent.height, self.extent.depthOrArrayLayers = width, rows, 1
+
+
+_ROW = 1 << 18  # bytes a row, of a copy that has one
+
+
+def copies(buffer: Any, offset: int, nbytes: int, image: Any, width: int, texel: int) -> list[Copy]:
+    """Copies of a range of a buffer to an image: of its whole rows, and of what is left."""
+    rows, rest = divmod(nbytes // texel, width)
+    out = [Copy(buffer, offset, image, 0, rows, width, texel)] if rows else []
+    if rest:
+        start = offset + texel * width * rows
+        out.append(Copy(buffer, start, image, rows, 1, rest, texel))
+    return out
 
 
 @contextmanager
@@ -162,12 +196,35 @@ def trusted_module(gpu: Any, code: str, label: str) -> Any:
     return _api.GPUShaderModule(label, module, gpu)
 
 
-def record(compute_pass: Any, steps: Sequence[Step]) -> None:
+def encode(encoder: Any, steps: Sequence[Step | Copy]) -> None:
+    """Records dispatches in passes, and copies between the passes."""
+    for copying, part in itertools.groupby(steps, lambda step: isinstance(step, Copy)):
+        if copying:
+            for step in part:
+                copy(encoder, step)
+            continue
+        compute_pass = libf.wgpuCommandEncoderBeginComputePass(encoder._internal, ffi.NULL)
+        _record(compute_pass, part)
+        libf.wgpuComputePassEncoderEnd(compute_pass)
+        lib.wgpuComputePassEncoderRelease(compute_pass)
+
+
+def copy(encoder: Any, step: Copy) -> None:
+    """Records a copy, outside of passes."""
+    to = encoder._internal
+    libf.wgpuCommandEncoderCopyBufferToTexture(to, step.source, step.image, step.extent)
+
+
+def record(compute_pass: Any, steps: Iterable[Step]) -> None:
     """Records dispatches. Errors in them are deferred to the encoder's finish()."""
+    _record(compute_pass._internal, steps)
+
+
+def _record(to: Any, steps: Iterable[Step]) -> None:
     set_pipeline = lib.wgpuComputePassEncoderSetPipeline
     set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
     dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
-    to, null, current = compute_pass._internal, ffi.NULL, None
+    null, current = ffi.NULL, None
     for pipeline, group, x, y, z in steps:
         if pipeline is not current:
             set_pipeline(to, pipeline)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import wgpu
 
-from ..compiler.schedule.plan import Access, Kernel
+from ..compiler.schedule.images import TEXELS
+from ..compiler.schedule.plan import Access, Image, Kernel
 from . import native
 from .errors import KernelError
 
@@ -23,7 +24,12 @@ Key = tuple[str, Accesses, bool]  # WGSL, access of each binding, runs without c
 
 _AROUND = 3  # source lines shown on each side of an error
 _DUMMY_BYTES = 1 << 16
-_LAYOUTS = {"read": "read-only-storage", "read_write": "storage"}
+_LAYOUTS: dict[Access, dict[str, Any]] = {
+    "read": {"buffer": {"type": "read-only-storage"}},
+    "read_write": {"buffer": {"type": "storage"}},
+    "image1": {"storage_texture": {"access": "read-only", "format": "r32float"}},
+    "image4": {"storage_texture": {"access": "read-only", "format": "rgba32float"}},
+}
 
 
 class Pipelines:
@@ -53,15 +59,22 @@ class Pipelines:
         return self._layout_pair(accesses)[0]
 
     def bind(self, accesses: Accesses, ranges: Sequence[tuple[Any, int, int]]) -> Any:
-        """A bind group of (wgpu buffer, offset, bytes)."""
+        """A bind group of (wgpu buffer, offset, bytes), or (view of an image, 0, 0)."""
         self._device.counters.bind_groups_created += 1
-        return self._device.gpu.create_bind_group(
-            layout=self.layout(accesses),
-            entries=[
-                {"binding": i, "resource": {"buffer": buffer, "offset": offset, "size": nbytes}}
-                for i, (buffer, offset, nbytes) in enumerate(ranges)
-            ],
+        entries: list[dict[str, Any]] = []
+        for i, (access, (held, offset, nbytes)) in enumerate(zip(accesses, ranges, strict=True)):
+            part = {"buffer": held, "offset": offset, "size": nbytes}
+            entries.append({"binding": i, "resource": held if access in TEXELS else part})
+        return self._device.gpu.create_bind_group(layout=self.layout(accesses), entries=entries)
+
+    def image(self, image: Image) -> tuple[Any, Any]:
+        """A new image, and the view of it that kernels read."""
+        made = self._device.gpu.create_texture(
+            size=(image.width, image.rows, 1),
+            format={t.nbytes: t.format for t in TEXELS.values()}[image.texel],
+            usage=wgpu.TextureUsage.STORAGE_BINDING | wgpu.TextureUsage.COPY_DST,
         )
+        return made, made.create_view()
 
     def run_once(self, wgsl: str, name: str, buffers: Sequence[DeviceBuffer]) -> None:
         """Compiles a kernel and runs one workgroup of it on read-write buffers."""
@@ -115,11 +128,7 @@ class Pipelines:
             if accesses not in self._layouts:
                 gpu = self._device.gpu
                 entries = [
-                    {
-                        "binding": i,
-                        "visibility": wgpu.ShaderStage.COMPUTE,
-                        "buffer": {"type": _LAYOUTS[access]},
-                    }
+                    {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, **_LAYOUTS[access]}
                     for i, access in enumerate(accesses)
                 ]
                 group = gpu.create_bind_group_layout(entries=entries)
@@ -149,9 +158,13 @@ class Pipelines:
 
     def _dummy_group(self, accesses: Accesses) -> Any:
         if accesses not in self._dummies:
-            memory = {kind: self._device.alloc(_DUMMY_BYTES) for kind in set(accesses)}
-            ranges = [(memory[access].storage.gpu, 0, _DUMMY_BYTES) for access in accesses]
-            self._dummies[accesses] = self.bind(accesses, ranges)
+            ranges: dict[Access, tuple[Any, int, int]] = {}
+            for kind in set(accesses):
+                if kind in TEXELS:
+                    ranges[kind] = (self.image(Image(TEXELS[kind].nbytes, 4, 1))[1], 0, 0)
+                else:
+                    ranges[kind] = (self._device.alloc(_DUMMY_BYTES).storage.gpu, 0, _DUMMY_BYTES)
+            self._dummies[accesses] = self.bind(accesses, [ranges[a] for a in accesses])
         return self._dummies[accesses]
 
 

@@ -21,8 +21,11 @@ _QUERIES = 4096  # timestamps that one query set holds
 _WARM_SECONDS = 0.05  # an idle GPU runs at a fraction of its clock
 
 
-def measure(device: Device, steps: Sequence[native.Step], repeat: int) -> list[int]:
-    """The median nanoseconds of each dispatch over `repeat` runs, once the device is warm."""
+def measure(device: Device, steps: Sequence[native.Step | native.Copy], repeat: int) -> list[int]:
+    """The median nanoseconds of each dispatch over `repeat` runs, once the device is warm.
+
+    Where timestamps can stand inside passes, the copies before a dispatch count for it.
+    """
     if "timestamp-query" not in device.gpu.features:
         raise DeviceError(f"profiling needs timestamp-query, which {device.target.name} lacks")
     within = "timestamp-query-inside-passes" in device.gpu.features
@@ -40,25 +43,42 @@ def measure(device: Device, steps: Sequence[native.Step], repeat: int) -> list[i
     return [round(statistics.median(times)) for times in zip(*(once() for _ in range(repeat)))]
 
 
-def _one_pass(device: Device, steps: Sequence[native.Step]) -> list[float]:
-    """Timestamps before, between and after the dispatches of one pass."""
-    queries = _query_set(device, len(steps) + 1)
+def _one_pass(device: Device, steps: Sequence[native.Step | native.Copy]) -> list[float]:
+    """Timestamps before, between and after the dispatches of a pass, which only copies end."""
+    count = sum(not isinstance(step, native.Copy) for step in steps)
+    queries = _query_set(device, count + 1)
     encoder = device.gpu.create_command_encoder()
     compute_pass = encoder.begin_compute_pass()
     native.write_timestamp(compute_pass, queries, 0)
-    for index, step in enumerate(steps):
+    index = 0
+    for step in steps:
+        if isinstance(step, native.Copy):
+            if compute_pass is not None:
+                compute_pass.end()
+            compute_pass = None
+            native.copy(encoder, step)
+            continue
+        compute_pass = compute_pass or encoder.begin_compute_pass()
         native.record(compute_pass, [step])
-        native.write_timestamp(compute_pass, queries, index + 1)
-    compute_pass.end()
-    ticks = _resolve(device, encoder, queries, len(steps) + 1)
+        index += 1
+        native.write_timestamp(compute_pass, queries, index)
+    if compute_pass is not None:
+        compute_pass.end()
+    ticks = _resolve(device, encoder, queries, count + 1)
     return [float(t) for t in np.diff(ticks) * native.timestamp_period(device.gpu)]
 
 
-def _pass_each(device: Device, steps: Sequence[native.Step]) -> list[float]:
+def _pass_each(device: Device, steps: Sequence[native.Step | native.Copy]) -> list[float]:
     """A pass for each dispatch, with timestamps at its begin and end."""
-    queries = _query_set(device, 2 * len(steps))
+    count = sum(not isinstance(step, native.Copy) for step in steps)
+    queries = _query_set(device, 2 * count)
     encoder = device.gpu.create_command_encoder()
-    for index, step in enumerate(steps):
+    index = -1
+    for step in steps:
+        if isinstance(step, native.Copy):
+            native.copy(encoder, step)
+            continue
+        index += 1
         compute_pass = encoder.begin_compute_pass(
             timestamp_writes={
                 "query_set": queries,
@@ -68,7 +88,7 @@ def _pass_each(device: Device, steps: Sequence[native.Step]) -> list[float]:
         )
         native.record(compute_pass, [step])
         compute_pass.end()
-    ticks = _resolve(device, encoder, queries, 2 * len(steps)).reshape(-1, 2)
+    ticks = _resolve(device, encoder, queries, 2 * count).reshape(-1, 2)
     return [float(t) for t in (ticks[:, 1] - ticks[:, 0]) * native.timestamp_period(device.gpu)]
 
 

@@ -64,7 +64,11 @@ def test_few_tiles_are_split_along_k() -> None:
 
 def test_large_products_take_large_tiles() -> None:
     (best,) = candidates(LLVMPIPE, 1, 512, 512, 512, count=1)
+    assert best.values["TM"] == 32
+    assert best.images == "ab"
+    (best,) = candidates(replace(LLVMPIPE, images=False), 1, 512, 512, 512, count=1)
     assert best.values["TM"] == 64
+    assert best.images == ""
     (best,) = candidates(NVIDIA, 1, 4096, 4096, 4096, count=1)
     assert (best.values["BM"], best.values["BN"]) == (128, 128)
 

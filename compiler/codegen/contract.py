@@ -19,6 +19,7 @@ from .rowwise import lower_job
 from .source import Job, finish
 from .wgsl import wgsl_type
 
+_MOST_ACCESSES, _MOST_LINES = 2, 16  # of an epilogue that stands in the text for every result
 _FOUR_LOADS = (
     52.0  # of single elements; a vec4 is 24 (measured on llvmpipe, a fair order elsewhere)
 )
@@ -102,7 +103,11 @@ class _Product:
             name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None
         ) -> str:
             function = load_function(
-                emitter, f"load_{name}", self.operands[name], axis if vec == 4 else None
+                emitter,
+                f"load_{name}",
+                self.operands[name],
+                axis if vec == 4 else None,
+                name in tile.images,
             )
             return f"let {result} = {function}({', '.join(coords)});"
 
@@ -116,6 +121,9 @@ class _Product:
         }  # fmt: skip
         if tile.swap:
             values = swapped(values)
+        if tile.template == "contract_cpu.wgsl.j2":
+            vec = 4 if wide and tile.values["CW"] == 4 else 1
+            values["staged"] = self._is_long(emitter, store, vec)
         features = ("subgroup",) if job.target.kind == "cpu" and "L" in tile.values else ()
         return finish(
             job,
@@ -126,6 +134,12 @@ class _Product:
             tile.workgroup,
             features=features,
         )
+
+    def _is_long(self, emitter: Emitter, store: Callable[..., str], vec: int) -> bool:
+        """Whether what follows a result is so long that it should be in the text once."""
+        store(("batch", "m", "n"), "value", vec)
+        text = "".join(emitter.functions.values())
+        return len(emitter.accesses) > _MOST_ACCESSES or text.count("\n") > _MOST_LINES
 
     def _store(
         self,
@@ -199,12 +213,15 @@ def coordinates(
     return out
 
 
-def load_function(emitter: Emitter, name: str, operand: Operand, lanes: int | None) -> str:
+def load_function(
+    emitter: Emitter, name: str, operand: Operand, lanes: int | None, reused: bool = False
+) -> str:
     """The name of a function that gives the operand's element at coordinates, or four along axis
-    `lanes`."""
+    `lanes`. Of a `reused` operand every element is loaded several times."""
     name = name if lanes is None else f"{name}4_{operand.axes[lanes]}"
     if name not in emitter.functions:
         em, dtype = emitter.child(), operand.node.dtype
+        em.reusing = reused
         em.phase = (
             emitter.phase + 1
         )  # other invocations read it as well: no result may take its memory

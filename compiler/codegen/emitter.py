@@ -12,13 +12,15 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ..index import Atom, Div, Index, Mod, Var, flatten, index, variable
+from ..index import Atom, Div, Index, Mod, Var, flatten, index, unflatten, variable
 from ..ir import IRError, Kind, Node, Source
 from ..ops.leaf import Iota, Literal
 from ..ops.move import Move
+from ..schedule.images import row_width
 from ..schedule.kernel import Stored
+from ..schedule.selection import stored_base
 from ..types import DType, u32
-from .expression import expression, loaded, scalar_access, sum_text
+from .expression import expression, loaded, quad_access, scalar_access, sum_text
 from .wgsl import cast, literal, storage_type, wgsl_type
 
 LANE = "lane4"
@@ -53,6 +55,8 @@ class Access:
     size: int
     vector: bool = False  # some access is of four aligned elements
     atomic: bool = False
+    single: bool = False  # some load is of single elements
+    reused: bool = False  # vec4s of it are loaded several times
     # flat indexes, and the pass in which they stand
     at: list[tuple[Index, int]] = field(default_factory=list[tuple[Index, int]])
 
@@ -70,6 +74,7 @@ class Emitter:
         self.place: Callable[[Node], tuple[Index, ...] | None] = lambda node: None
         self.variables: dict[str, Value] = {LANE: Value(_LANES, vector=True)}
         self.phase = 0
+        self.reusing = False
         self.functions: dict[str, str] = {}
         self._names = 0
         self._reads: dict[Node, int] = {}
@@ -284,8 +289,10 @@ class Emitter:
         if known is not None:
             return known
         access.at.append((flat, self.phase))
+        access.reused |= self.reusing
         k = self._reads[node]
         if not self._is_vector(flat):
+            access.single = True
             at = self.index(flat)
             return self.let(
                 (node, flat),
@@ -296,17 +303,29 @@ class Emitter:
             )
         if aligned(flat, access.size):
             access.vector = True
-            at = self.index(
-                Index(tuple((a, c // 4) for a, c in (flat - V).terms), flat.constant // 4)
-            )
+            quad = Index(tuple((a, c // 4) for a, c in (flat - V).terms), flat.constant // 4)
+            text, depth = self._quad(k, access, quad)
             return self.let(
                 (node, flat),
                 "load",
-                loaded(f"${k}[{at.text}]", access.dtype, True),
-                at.depth,
+                loaded(text, access.dtype, True),
+                depth,
                 True,
             )
+        access.single = True
         return self._gathered(node, flat, k, access)
+
+    def _quad(self, k: int, access: Access, quad: Index) -> tuple[str, int]:
+        """Four elements of binding k from vec4 number `quad` on, and the depth of the block."""
+        if not self.reusing:
+            at = self.index(quad)
+            return f"${k}[{at.text}]", at.depth
+        stored = access.stored
+        shape = stored_base(stored).shape if isinstance(stored, Node) else stored.shape
+        width = row_width(shape, "image4")
+        row, column = unflatten(quad, (-(-access.size // (4 * width)), width))
+        texts = [self.index(row), self.index(column)]
+        return quad_access(k, width, *(t.text for t in texts)), max(t.depth for t in texts)
 
     def _gathered(self, node: Node, flat: Index, k: int, access: Access) -> Value:
         vectors = [v for v in flat.variables if self.variables[v].vector]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..ir import Node
 from ..ops.elementwise import Cast, Elementwise
+from ..schedule.images import FLAT
 from ..types import DTYPES
 from .wgsl import cast, suffix, wgsl_type
 
@@ -15,6 +16,11 @@ def scalar_access(k: int, at: str) -> str:
     """One element of binding k, spelled once it is known whether the binding holds scalars or
     vec4."""
     return f"«{k}|{at}»"
+
+
+def quad_access(k: int, width: int, row: str, column: str) -> str:
+    """Four elements of binding k, which is a buffer or an image with `width` vec4s in a row."""
+    return f"‹{k}|{width}|{row}|{column}›"
 
 
 def loaded(text: str, dtype: str, vector: bool) -> str:
@@ -99,15 +105,33 @@ def _wgsl(node: Node) -> str:
     return template if isinstance(template, str) else template.get("f", "")
 
 
-def spell(text: str, vectors: Sequence[bool]) -> str:
-    """`text` with its scalar accesses spelled for bindings of vec4 or of scalars."""
+def spell(text: str, elements: Sequence[str]) -> str:
+    """`text` with its accesses spelled for bindings of these element types."""
 
     def one(match: re.Match[str]) -> str:
         k, at = int(match[1]), match[2]
-        if not vectors[k]:
+        if elements[k] == "image1":
+            return _texel(k, at)
+        if not elements[k].startswith("vec4"):
             return f"${k}[{at}]"
         if re.fullmatch(r"\d+u", at):
             return f"${k}[{int(at[:-1]) // 4}u][{int(at[:-1]) % 4}u]"
         return f"${k}[{at} >> 2u][{at} & 3u]"
 
+    def four(match: re.Match[str]) -> str:
+        k, width, row, column = int(match[1]), *match.groups()[1:]
+        if elements[k] == "image4":
+            return f"textureLoad(${k}, vec2<u32>({column}, {row}))"
+        at = f"{row} * {width}u + {column}"
+        if elements[k] != "image1":
+            return f"${k}[{at}]"
+        return f"vec4<f32>({', '.join(_texel(k, f'({at}) * 4u + {c}u') for c in range(4))})"
+
+    text = re.sub(r"‹(\d+)\|(\d+)\|([^|›]*)\|([^›]*)›", four, text)
     return re.sub(r"«(\d+)\|([^»]*)»", one, text)
+
+
+def _texel(k: int, at: str) -> str:
+    """Element number `at` of an image of single elements."""
+    last, shift = FLAT - 1, FLAT.bit_length() - 1
+    return f"textureLoad(${k}, vec2<u32>(({at}) & {last}u, ({at}) >> {shift}u)).x"

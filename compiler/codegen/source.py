@@ -12,6 +12,7 @@ from ...templates.library import functions
 from ..errors import CompileError
 from ..ir import Kind, Node
 from ..ops.leaf import Literal
+from ..schedule.images import LARGEST, TEXELS
 from ..schedule.kernel import KernelSource, Scratch, Stored
 from ..schedule.selection import Group, body
 from ..schedule.target import Target
@@ -19,6 +20,8 @@ from ..types import DTYPES
 from .emitter import Access, Emitter
 from .expression import spell
 from .wgsl import literal, storage_type
+
+_MOST_IMAGES = 4  # of a kernel, the floor of WebGPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ def finish(
     check_limits(job, len(accesses), grid, workgroup)
     text = "\n\n".join([*emitter.functions.values(), main.lstrip("\n")])
     library = functions(text)
-    text = spell(f"{library}\n\n{text}" if library else text, [a.vector for a in accesses])
+    elements = _elements(job.target, accesses, outputs)
+    text = spell(f"{library}\n\n{text}" if library else text, elements)
     used = {a.dtype for a in accesses}
     if "f16" in used:
         features = (*features, "shader-f16")
@@ -75,9 +79,7 @@ def finish(
         text=text,
         writes=tuple(a.stored for a in accesses[:outputs]),
         reads=tuple(a.stored for a in accesses[outputs:]),
-        elements=tuple(
-            "atomic<u32>" if a.atomic else storage_type(a.dtype, a.vector) for a in accesses
-        ),
+        elements=elements,
         grid=grid,
         workgroup=workgroup,
         flops=flops if flops is not None else total_flops(body(job.group)),
@@ -88,6 +90,20 @@ def finish(
         features=tuple(sorted(set(features))),
         trusted=True,
     )
+
+
+def _elements(target: Target, accesses: Sequence[Access], outputs: int) -> tuple[str, ...]:
+    """The WGSL element type of each binding; operands that are loaded over and over are images."""
+    found: list[str] = []
+    for k, a in enumerate(accesses):
+        if k >= outputs and target.images and a.reused and a.dtype == "f32" and a.size <= LARGEST:
+            element = "image1" if a.single or a.size % 4 else "image4"
+        else:
+            element = "atomic<u32>" if a.atomic else storage_type(a.dtype, a.vector)
+        if element in TEXELS and sum(e in TEXELS for e in found) == _MOST_IMAGES:
+            element = storage_type(a.dtype, a.vector)
+        found.append(element)
+    return tuple(found)
 
 
 def check_limits(

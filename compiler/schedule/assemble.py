@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import IRError
 from ..ir import Node
 from ..types import DTYPES
+from .images import with_images
 from .kernel import KernelSource
 from .memory import Item, Layout, aligned, lay_out, most_alive
 from .order import Step
@@ -120,7 +121,7 @@ class _Memory:
         time = _Times(program)
         kernels = tuple(self._kernel(step, table, time(step)) for step in self.steps)
         scratch = sum(aligned(program.values[i].nbytes, self.alignment) for i in self.slot_of)
-        return Plan(
+        plan = Plan(
             name=graph.name,
             buffers=tuple(table.buffers),
             kernels=kernels,
@@ -132,6 +133,7 @@ class _Memory:
             scratch_bytes=scratch,
             features=tuple(sorted({f for step in self.steps for f in step.source.features})),
         )
+        return with_images(plan)
 
     def _check_written(self) -> None:
         for k, step in enumerate(self.steps):
@@ -147,6 +149,9 @@ class _Memory:
         memory = [table.buffers[n].place[:2] for n in numbers]
         written = set(memory[: len(step.writes)])
         accesses: list[Access] = ["read_write" if m in written else "read" for m in memory]
+        for k, element in enumerate(source.elements):
+            if element == "image1" or element == "image4":
+                accesses[k] = element
         writable = frozenset(j for j, m in enumerate(memory[len(step.writes) :]) if m in written)
         return Kernel(
             name=source.name,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir import Node
+from .images import TEXELS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,8 @@ class KernelSource:
     """One dispatch. Bindings are `writes`, then `reads`; binding k has WGSL element type
     `elements[k]`.
 
+    An operand of element type "image4" or "image1" is read from a copy in an image, of vec4<f32>
+    or of f32 (see `images`).
     `text` is WGSL without comment and bindings, in which `$k` stands for the name of binding k.
     """
 
@@ -71,10 +74,11 @@ class KernelSource:
         ]
         for k, (name, element) in enumerate(zip(names, self.elements, strict=True)):
             written = k < len(self.writes) or k - len(self.writes) in writable
-            access = "read_write" if written else "read"
-            lines.append(
-                f"@group(0) @binding({k}) var<storage, {access}> {name}: array<{element}>;"
-            )
+            place = "<storage, read_write>" if written else "<storage, read>"
+            kind = f"array<{element}>"
+            if element in TEXELS:
+                place, kind = "", f"texture_storage_2d<{TEXELS[element].format}, read>"
+            lines.append(f"@group(0) @binding({k}) var{place} {name}: {kind};")
         enables = "enable f16;\n" if "shader-f16" in self.features else ""
         return enables + "\n".join(lines) + "\n\n" + _named(self.text, names)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["input", "output", "scratch", "constant"]
-Access = Literal["read", "read_write"]
+Access = Literal["read", "read_write", "image1", "image4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,38 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A kernel's binding number is its position in `Kernel.bindings` (group 0)."""
+    """A kernel's binding number is its position in `Kernel.bindings` (group 0).
+
+    With access "image1" or "image4" the kernel reads a copy of the buffer in one of the plan's
+    images, of f32 or of vec4<f32>.
+    """
 
     buffer: int  # index into Plan.buffers
     access: Access
+    image: int = -1  # index into Plan.images
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A picture of f32 or vec4<f32> in device memory, for copies of buffers."""
+
+    texel: int  # bytes: 4 or 16
+    width: int  # texels in a row
+    rows: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.texel * self.width * self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A buffer is copied into an image before a kernel runs, `width` texels to each row."""
+
+    kernel: int  # index into Plan.kernels
+    buffer: int
+    image: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +115,12 @@ class Plan:
     arena: tuple[int, ...]  # bytes of each scratch block
     scratch_bytes: int  # what the scratch buffers would take without reuse
     features: tuple[str, ...]  # device features the kernels need, e.g. "subgroup"
+    images: tuple[Image, ...] = ()
+    copies: tuple[Copy, ...] = ()  # in the order of their kernels
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes on the device during a call: arguments, results, constants and the arena."""
+        """Bytes on the device during a call: arguments, results, constants, arena and images."""
         placed = {b.place: b.nbytes for b in self.buffers if b.place[0] != "arena"}
-        return sum(placed.values()) + sum(self.arena)
+        images = sum(image.nbytes for image in self.images)
+        return sum(placed.values()) + sum(self.arena) + images

@@ -12,7 +12,7 @@ from .plan import Buffer, Kernel, Plan
 COMPUTES = 96  # characters of "computes" in the table
 ROWS, COLUMNS = 24, 96  # of the picture of a block
 _MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-_BINDING = re.compile(r"@binding\((\d+)\) var<storage, \w+> (\w+)\s*:")
+_BINDING = re.compile(r"@binding\((\d+)\) var(?:<storage, \w+>)? (\w+)\s*:")
 
 
 @dataclass(frozen=True, slots=True)

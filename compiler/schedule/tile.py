@@ -35,6 +35,7 @@ class Tile:
     efficiency: float
     splits: int = 1
     swap: bool = False
+    images: str = ""  # operands, of "a" and "b", that are better read from copies in images
 
     @property
     def values(self) -> dict[str, Value]:
@@ -117,18 +118,21 @@ def _splits(busy: int, wanted: int, k: int, least: int) -> list[int]:
 
 # -- llvmpipe: one subgroup a tile -----------------------------------------------------------------
 
-# measured nanoseconds of one core for 8 lanes
-_LOAD4, _LOAD1, _STORE4, _STORE1 = 23.6, 13.0, 17.0, 9.3
-_MULTIPLY_ADD, _SHUFFLE, _GROUP = 0.29, 0.3, 74.0
-_BEST_FLOP_PER_NS = 26.0  # of one core
+# measured nanoseconds of one core for 8 lanes; wider vectors take proportionally longer
+_LOAD4, _LOAD1, _STORE4, _STORE1 = 26.0, 12.0, 21.0, 9.3
+_IMAGE4, _IMAGE1 = 6.5, 5.0  # loads from images
+_MULTIPLY_ADD, _SHUFFLE, _GROUP = 0.24, 0.3, 100.0
+_BEST_FLOP_PER_NS = 44.0  # of one core
 _WORKERS = 4  # groups that should be there for an even share of the threads
 _ADD_PARTS = 40_000.0  # nanoseconds of the kernel that adds up the partial sums
+_COPY, _COPIED = 20_000.0, 20.0  # nanoseconds of a copy to an image, and bytes a nanosecond
+_MOST_ROWS = 64  # of a tile; 32 where loads are fast, for long kernels take long to compile
 
 
 def _shuffle_tiles(target: Target, product: _Product) -> Iterator[Tile]:
     p, lanes = product, target.subgroup
     for rows in (1, 2, 4, 8, 16, 32, 64):
-        if rows > 8 and rows >= 2 * p.m:
+        if (rows > 8 and rows >= 2 * p.m) or rows > _MOST_ROWS // (2 if target.images else 1):
             break
         for width in (1, 4):
             tiles = p.batch * ceil(p.m / rows) * ceil(p.n / (lanes * width))
@@ -140,7 +144,7 @@ def _shuffle_tiles(target: Target, product: _Product) -> Iterator[Tile]:
                 if tiles * splits > target.max_groups**2:
                     continue
                 grid = fold(tiles * splits, target.max_groups)
-                spent = _shuffle_ns(p, lanes, rows, width, tiles, splits)
+                spent, images = _shuffle_ns(target, p, rows, width, tiles, splits)
                 params: tuple[tuple[str, Value], ...] = (
                     ("L", lanes), ("TM", rows), ("CW", width), ("CV", 1), ("KU", block),
                     ("splits", splits), ("grid", grid),
@@ -154,6 +158,7 @@ def _shuffle_tiles(target: Target, product: _Product) -> Iterator[Tile]:
                     efficiency=min(1.0, p.flops / _BEST_FLOP_PER_NS / spent),
                     splits=splits,
                     swap=p.swap,
+                    images=images,
                 )
 
 
@@ -166,23 +171,36 @@ def _block_of_k(target: Target, rows: int, k: int) -> int:
 
 
 def _shuffle_ns(
-    product: _Product, lanes: int, rows: int, width: int, tiles: int, splits: int
-) -> float:
-    """Nanoseconds of one core for the whole product, idle threads counted."""
-    p = product
-    vector_a = p.a_axis == "k" or (p.a_axis == "m" and rows >= 4)
-    loads_a = rows / lanes / 4 * (_LOAD4 if vector_a else 4 * _LOAD1)
-    if p.b_axis == "k":
-        loads_b = width / 4 * _LOAD4
-    else:
-        loads_b = _LOAD4 if width == 4 and p.b_axis == "n" else width * _LOAD1
-    used = min(rows, p.m)
-    step = loads_a + loads_b + used * (_SHUFFLE + width * _MULTIPLY_ADD)
-    vector_store = width == 4 and p.n % 4 == 0 and not p.swap
-    stores = used * (_STORE4 if vector_store else _STORE1 * width)
+    target: Target, product: _Product, rows: int, width: int, tiles: int, splits: int
+) -> tuple[float, str]:
+    """(nanoseconds of one core for the whole product, idle threads counted; operands that are
+    better read from images)."""
+    p, lanes = product, target.subgroup
     groups = ceil(tiles * splits / _WORKERS) * _WORKERS
-    each = ceil(p.k / splits) * step + stores + _GROUP
-    return groups * each + (_ADD_PARTS if splits > 1 else 0.0)
+    steps = groups * ceil(p.k / splits) * lanes / 8  # of all groups
+    copied, images = 0.0, ""
+    # loads of one step of k: by vec4, by single elements; bytes in all
+    vector_a = p.a_axis == "k" or (p.a_axis == "m" and rows >= 4)
+    vector_b = p.b_axis == "k" or (p.b_axis == "n" and width == 4)
+    loads = {
+        "a": (rows / lanes / 4, rows / lanes, vector_a, 4 * p.batch * p.m * p.k),
+        "b": (1.0 if p.b_axis != "k" else width / 4, width, vector_b, 4 * p.batch * p.k * p.n),
+    }
+    step = 0.0
+    for name, (fours, ones, vector, nbytes) in loads.items():
+        each = fours * _LOAD4 if vector else ones * _LOAD1
+        less = fours * _IMAGE4 if vector else ones * _IMAGE1
+        copy = 2 * (_COPY + nbytes / _COPIED)  # by one thread
+        if target.images and steps * (each - less) > copy:
+            each, copied = less, copied + copy
+            images += {"a": "b", "b": "a"}[name] if p.swap else name
+        step += each
+    used = min(rows, p.m)
+    step += used * (_SHUFFLE + width * _MULTIPLY_ADD)
+    vector_store = width == 4 and p.n % 4 == 0 and not p.swap
+    stores = used * (_STORE4 if vector_store else _STORE1 * width) * lanes / 8
+    spent = steps * step + groups * (stores + _GROUP) + copied
+    return spent + (_ADD_PARTS if splits > 1 else 0.0), "".join(sorted(images))
 
 
 # -- shared memory: one workgroup a tile -----------------------------------------------------------

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from ..errors import IRError
 from ..types import DTYPES
-from .plan import Buffer, Kernel, Plan
+from .images import TEXELS
+from .plan import Buffer, Copy, Kernel, Plan
 from .target import Target
 
 MAX_WORKGROUP_Z = 64  # the WebGPU floor, which no device raises
@@ -25,10 +26,15 @@ def verify_plan(plan: Plan, target: Target) -> None:
     for buffer in plan.buffers:
         _check_buffer(plan, buffer, target)
     memory = _Contents(plan)
+    copies: dict[int, list[Copy]] = {}
+    for copy in plan.copies:
+        copies.setdefault(copy.kernel, []).append(copy)
     for number, kernel in enumerate(plan.kernels):
         where = f"plan {plan.name}, kernel {number} ({kernel.name})"
         _check_kernel(plan, kernel, target, where)
         _check_sharing(plan, kernel, where)
+        for copy in copies.get(number, ()):
+            memory.copy(copy, where)
         memory.run(kernel, where)
     for j, number in enumerate(plan.outputs):
         memory.check(number, f"plan {plan.name}, result {j}")
@@ -106,6 +112,7 @@ def _check_sharing(plan: Plan, kernel: Kernel, where: str) -> None:
     for k, (buffer, access) in enumerate(bound):
         writes, (kind, number) = k < kernel.writes, buffer.place[:2]
         need = "read_write" if writes or buffer.place[:2] in written else "read"
+        need = access if access in TEXELS and not writes else need  # a copy, so it shares nothing
         _need(access == need, where, f"binds {buffer.name} as {access}, needs {need}")
         _need(not writes or kind != "constant", where, f"writes the constant {buffer.name}")
         allowed = not writes or kind != "input" or number in plan.donated
@@ -156,10 +163,11 @@ class _Region:
 
 
 class _Contents:
-    """Which buffer's value each byte holds, as kernels run."""
+    """Which buffer's value each byte and each image holds, as kernels run."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.images: dict[int, int] = {}
         self.regions: dict[tuple[str | int, ...], _Region] = {}
         for number, buffer in enumerate(plan.buffers):
             if buffer.role in ("input", "constant"):
@@ -178,10 +186,31 @@ class _Contents:
         what = f"hold {' and '.join(others)}" if others else "were never written"
         raise IRError(f"{where}: reads {buffer.name}, but its bytes {what}")
 
+    def copy(self, copy: Copy, where: str) -> None:
+        """Checks a copy of a buffer into an image, and notes it."""
+        buffer, count = self.plan.buffers[copy.buffer], len(self.plan.images)
+        _need(0 <= copy.image < count, where, f"copies to image {copy.image} of {count} images")
+        image = self.plan.images[copy.image]
+        whole = buffer.dtype == "f32" and buffer.nbytes % image.texel == 0
+        _need(whole, where, f"copies texels of f32 to an image, {buffer.name} has none")
+        need = -(-buffer.nbytes // (image.texel * copy.width))
+        fits = copy.width <= image.width and need <= image.rows
+        got = f"{image.rows} of {image.width}"
+        _need(fits, where, f"needs {need} rows of {copy.width} for {buffer.name}, got {got}")
+        self.check(copy.buffer, where)
+        self.images[copy.image] = copy.buffer
+
     def run(self, kernel: Kernel, where: str) -> None:
         """Checks what the kernel reads and notes what it writes."""
         for binding in kernel.bindings[kernel.writes :]:
-            self.check(binding.buffer, where)
+            if binding.access not in TEXELS:
+                self.check(binding.buffer, where)
+                continue
+            name, image = self.plan.buffers[binding.buffer].name, binding.image
+            holds = self.images.get(image) == binding.buffer
+            _need(holds, where, f"reads {name} from image {image}, which holds another value")
+            need, got = TEXELS[binding.access].nbytes, self.plan.images[image].texel
+            _need(got == need, where, f"needs texels of {need} bytes of {name}, got {got}")
         for binding in kernel.bindings[: kernel.writes]:
             buffer = self.plan.buffers[binding.buffer]
             self._region(buffer).write(*_bytes(buffer), binding.buffer)

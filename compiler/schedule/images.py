@@ -1,0 +1,129 @@
+"""Copies of operands in images, which some devices read faster than buffers: how an array lies in
+one, and when each copy is made.
+
+A copy ends a compute pass, so copies that kernels soon need are made together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .plan import Copy, Image, Kernel, Plan
+
+AHEAD = 24  # kernels for which copies are made early, or kept
+EARLY = 256 << 20  # bytes of images that stand ready
+LINE = 64  # bytes that are added to each row, so that rows do not compete for the same cache lines
+_ALIGNED = 256  # bytes, of which a row of a copy is a multiple
+MOST = 16384 - 16  # texels each way
+FLAT = 1024  # texels of a row of an array that has no rows of its own
+LARGEST = FLAT * MOST  # elements of an array in an image
+
+
+@dataclass(frozen=True, slots=True)
+class Texel:
+    """The elements of an image: f32 or vec4<f32>."""
+
+    nbytes: int
+    format: str
+
+
+TEXELS = {"image1": Texel(4, "r32float"), "image4": Texel(16, "rgba32float")}
+
+
+def row_width(shape: Sequence[int], element: str) -> int:
+    """The texels of an array that lie in one row of an image: a row of the array, where it can."""
+    texel = TEXELS[element].nbytes
+    count = 4 * math.prod(shape) // texel
+    width = FLAT
+    if element == "image4" and shape and 4 * shape[-1] % _ALIGNED == 0:
+        width = shape[-1] // 4
+    width = width if width <= MOST else FLAT
+    while count > width * MOST:
+        width *= 2
+    return width
+
+
+def image_for(shape: Sequence[int], element: str) -> Image:
+    """The smallest image for an array."""
+    width, texel = row_width(shape, element), TEXELS[element].nbytes
+    rows = -(-4 * math.prod(shape) // (texel * width))
+    return Image(texel, width + LINE // texel, rows)
+
+
+def with_images(plan: Plan) -> Plan:
+    """The plan with the images that its kernels read, and the copies that fill them."""
+    if all(b.access not in TEXELS for kernel in plan.kernels for b in kernel.bindings):
+        return plan
+    return _Images(plan).placed()
+
+
+class _Images:
+    """Which image holds what as kernels run; a copy is known by its buffer and access."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.images: list[Image] = []
+        self.free: list[int] = []
+        self.held: dict[tuple[int, str], int] = {}
+        self.copies: list[Copy] = []
+        self.written: dict[int, int] = {}
+        for k, kernel in enumerate(plan.kernels):
+            for binding in kernel.bindings[: kernel.writes]:
+                self.written[binding.buffer] = k
+
+    def placed(self) -> Plan:
+        kernels: list[Kernel] = []
+        for k, kernel in enumerate(self.plan.kernels):
+            if any(key not in self.held for key in self._read(k)):
+                self._copy_before(k)
+            bindings = tuple(
+                replace(b, image=self.held.get((b.buffer, b.access), -1)) for b in kernel.bindings
+            )
+            kernels.append(replace(kernel, bindings=bindings))
+            self._release_after(k)
+        images, copies = tuple(self.images), tuple(self.copies)
+        return replace(self.plan, kernels=tuple(kernels), images=images, copies=copies)
+
+    def _read(self, k: int) -> list[tuple[int, str]]:
+        """What kernel k reads from images."""
+        bindings = self.plan.kernels[k].bindings
+        return [(b.buffer, b.access) for b in bindings if b.access in TEXELS]
+
+    def _copy_before(self, k: int) -> None:
+        """Copy what kernel k lacks, and what the next ones will and is there already."""
+        for j in range(k, min(k + AHEAD, len(self.plan.kernels))):
+            for buffer, element in self._read(j):
+                if (buffer, element) in self.held or self.written.get(buffer, -1) >= k:
+                    continue
+                shape = self.plan.buffers[buffer].shape
+                needed = image_for(shape, element)
+                if j > k and self._bytes_held() + needed.nbytes > EARLY:
+                    continue
+                image = self.held[buffer, element] = self._take(needed)
+                self.copies.append(Copy(k, buffer, image, row_width(shape, element)))
+
+    def _release_after(self, k: int) -> None:
+        after = range(k + 1, min(k + 1 + AHEAD, len(self.plan.kernels)))
+        soon = {key for j in after for key in self._read(j)}
+        for key in [key for key in self.held if key not in soon]:
+            self.free.append(self.held.pop(key))
+
+    def _bytes_held(self) -> int:
+        return sum(self.images[i].nbytes for i in self.held.values())
+
+    def _take(self, needed: Image) -> int:
+        """A free image of that width with enough rows, at most twice as many, else a new one."""
+        fitting = [i for i in self.free if _fits(self.images[i], needed)]
+        if fitting:
+            best = min(fitting, key=lambda i: (self.images[i].rows, i))
+            self.free.remove(best)
+            return best
+        self.images.append(needed)
+        return len(self.images) - 1
+
+
+def _fits(image: Image, needed: Image) -> bool:
+    same = (image.texel, image.width) == (needed.texel, needed.width)
+    return same and needed.rows <= image.rows <= 2 * needed.rows

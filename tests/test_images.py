@@ -1,0 +1,139 @@
+"""Operands in images: how arrays lie there, when copies are made, what a plan must say, results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import eggpu as eg
+from eggpu.compiler.errors import IRError
+from eggpu.compiler.pipeline import compile_graph
+from eggpu.compiler.schedule.images import LINE, TEXELS, image_for, row_width
+from eggpu.compiler.schedule.plan import Copy, Plan
+from eggpu.compiler.schedule.target import LLVMPIPE
+from eggpu.compiler.schedule.verify import verify_plan
+from eggpu.compiler.tracing import trace
+
+
+def two_products() -> Plan:
+    rng = np.random.default_rng(0)
+    shapes = ((256, 256), (256, 256), (256, 256))
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    graph = trace(lambda x, v, w: eg.tanh(x @ v) @ w, *arrays)
+    return compile_graph(graph, LLVMPIPE).plan
+
+
+@pytest.mark.parametrize(
+    ("shape", "element", "width"),
+    [
+        ((512, 128), "image4", 32), ((4, 64, 192), "image4", 48), ((300, 36), "image4", 1024),
+        ((300, 35), "image1", 1024), ((512, 128), "image1", 1024), ((1 << 19, 64), "image4", 1024),
+    ],
+)  # fmt: skip
+def test_rows_of_an_image_are_rows_of_the_array(
+    shape: tuple[int, ...], element: str, width: int
+) -> None:
+    assert row_width(shape, element) == width
+    image, texel = image_for(shape, element), TEXELS[element].nbytes
+    assert image.width == width + LINE // texel
+    assert max(image.width, image.rows) <= 16384
+    assert width * image.rows * texel >= 4 * np.prod(shape)
+    assert width * texel % 256 == 0  # what a copy of several rows needs
+
+
+def test_copies_are_made_together_and_before_they_are_read() -> None:
+    plan = two_products()
+    names = [[plan.buffers[c.buffer].name for c in plan.copies if c.kernel == k] for k in (0, 1)]
+    assert names == [["x", "v", "w"], ["t0"]]
+    for kernel in plan.kernels:
+        assert [b.access for b in kernel.bindings] == ["read_write", "image4", "image4"]
+        assert "textureLoad" in kernel.wgsl
+    verify_plan(plan, LLVMPIPE)
+    first, last = plan.copies[0], plan.copies[-1]
+    assert first.image == last.image  # x is not read again, so its image is free for t0
+    assert len(plan.images) == 3
+    assert plan.peak_bytes == sum(4 * 256 * 256 for _ in plan.buffers) + 3 * 16 * 68 * 256
+
+
+def test_without_images_there_are_no_copies() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((256, 256)).astype(np.float32)
+    plan = compile_graph(trace(lambda x: x @ x, x), replace(LLVMPIPE, images=False)).plan
+    assert not plan.images
+    assert not plan.copies
+    assert "textureLoad" not in plan.kernels[0].wgsl
+
+
+def _without_copy(plan: Plan) -> Plan:
+    return replace(plan, copies=plan.copies[:-1])
+
+
+def _early(plan: Plan) -> Plan:
+    return replace(plan, copies=(replace(plan.copies[-1], kernel=0), *plan.copies[:-1]))
+
+
+def _small(plan: Plan) -> Plan:
+    return replace(plan, images=(replace(plan.images[0], rows=2), *plan.images[1:]))
+
+
+def _unknown(plan: Plan) -> Plan:
+    return replace(plan, copies=(*plan.copies, Copy(1, 0, 99, 64)))
+
+
+def _texel(plan: Plan) -> Plan:
+    one = replace(plan.images[0], texel=4)
+    return replace(plan, images=(one, *plan.images[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without_copy, r"kernel 1 .*: reads t0 from image \d, which holds another value"),
+        (_early, r"kernel 0 .*: reads t0, but its bytes were never written"),
+        (_small, r"kernel 0 .*: needs 256 rows of 64 for x, got 2 of 68"),
+        (_unknown, r"kernel 1 .*: copies to image 99 of 3 images"),
+        (_texel, r"kernel 0 .*: needs "),
+    ],
+)
+def test_a_plan_with_wrong_copies_is_refused(change, message: str) -> None:
+    with pytest.raises(IRError, match=message):
+        verify_plan(change(two_products()), LLVMPIPE)
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    "shape", [(256, 256, 256), (199, 201, 203), (130, 100, 300), (192, 65, 128)]
+)
+def test_products_of_images_are_right(
+    shape: tuple[int, int, int], transposed: tuple[bool, bool]
+) -> None:
+    m, n, k = shape
+    rng = np.random.default_rng(1)
+    a = rng.standard_normal((k, m) if transposed[0] else (m, k)).astype(np.float32) / k**0.5
+    b = rng.standard_normal((n, k) if transposed[1] else (k, n)).astype(np.float32)
+    bias = rng.standard_normal(n).astype(np.float32)
+
+    def f(a, b, bias):
+        return eg.tanh((a.T if transposed[0] else a) @ (b.T if transposed[1] else b) + bias) * 2.0
+
+    compiled = eg.compile(f)
+    got = compiled(a, b, bias).numpy()
+    left, right = (x.T if t else x for x, t in zip((a, b), transposed))
+    want = np.tanh(left.astype(np.float64) @ right + bias) * 2
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    if eg.device().target.images:
+        assert compiled.plan.images
+
+
+def test_copies_follow_the_arguments() -> None:
+    rng = np.random.default_rng(2)
+    compiled = eg.compile(lambda x, w: eg.tanh(x @ w) @ w)
+    for _ in range(3):
+        x, w = (rng.standard_normal((160, 160)).astype(np.float32) / 8 for _ in range(2))
+        want = np.tanh(x.astype(np.float64) @ w) @ w
+        np.testing.assert_allclose(compiled(x, w).numpy(), want, atol=1e-5)
+    profile = compiled.profile(x, w)
+    assert len(profile.ns) == len(compiled.plan.kernels)
+    assert min(profile.ns) > 0
