@@ -137,3 +137,12 @@ def test_copies_follow_the_arguments() -> None:
     profile = compiled.profile(x, w)
     assert len(profile.ns) == len(compiled.plan.kernels)
     assert min(profile.ns) > 0
+
+
+def test_an_operand_that_is_read_after_the_product_as_well() -> None:
+    rng = np.random.default_rng(3)
+    x, w = (rng.standard_normal((256, 256)).astype(np.float32) / 16 for _ in range(2))
+    compiled = eg.compile(lambda x, w: x @ w + x)
+    got = compiled(x, w).numpy()
+    np.testing.assert_allclose(got, x.astype(np.float64) @ w + x, atol=1e-6)
+    assert len(compiled.plan.kernels) == 1

@@ -317,15 +317,15 @@ class Emitter:
 
     def _quad(self, k: int, access: Access, quad: Index) -> tuple[str, int]:
         """Four elements of binding k from vec4 number `quad` on, and the depth of the block."""
-        if not self.reusing:
-            at = self.index(quad)
-            return f"${k}[{at.text}]", at.depth
         stored = access.stored
         shape = stored_base(stored).shape if isinstance(stored, Node) else stored.shape
         width = row_width(shape, "image4")
+        if not self.reusing:
+            at = self.index(quad)
+            return quad_access(k, width, at.text), at.depth
         row, column = unflatten(quad, (-(-access.size // (4 * width)), width))
         texts = [self.index(row), self.index(column)]
-        return quad_access(k, width, *(t.text for t in texts)), max(t.depth for t in texts)
+        return quad_access(k, width, texts[1].text, texts[0].text), max(t.depth for t in texts)
 
     def _gathered(self, node: Node, flat: Index, k: int, access: Access) -> Value:
         vectors = [v for v in flat.variables if self.variables[v].vector]

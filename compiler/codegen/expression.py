@@ -18,9 +18,10 @@ def scalar_access(k: int, at: str) -> str:
     return f"«{k}|{at}»"
 
 
-def quad_access(k: int, width: int, row: str, column: str) -> str:
-    """Four elements of binding k, which is a buffer or an image with `width` vec4s in a row."""
-    return f"‹{k}|{width}|{row}|{column}›"
+def quad_access(k: int, width: int, at: str, row: str = "") -> str:
+    """Four elements of binding k, which is a buffer or an image with `width` vec4s in a row: vec4
+    number `at`, or with `row` the one at column `at` of that row."""
+    return f"‹{k}|{width}|{at}|{row}›"
 
 
 def loaded(text: str, dtype: str, vector: bool) -> str:
@@ -119,10 +120,11 @@ def spell(text: str, elements: Sequence[str]) -> str:
         return f"${k}[{at} >> 2u][{at} & 3u]"
 
     def four(match: re.Match[str]) -> str:
-        k, width, row, column = int(match[1]), *match.groups()[1:]
+        k, width, at, row = int(match[1]), *match.groups()[1:]
         if elements[k] == "image4":
+            column, row = (at, row) if row else (f"{at} % {width}u", f"{at} / {width}u")
             return f"textureLoad(${k}, vec2<u32>({column}, {row}))"
-        at = f"{row} * {width}u + {column}"
+        at = f"{row} * {width}u + {at}" if row else at
         if elements[k] != "image1":
             return f"${k}[{at}]"
         return f"vec4<f32>({', '.join(_texel(k, f'({at}) * 4u + {c}u') for c in range(4))})"
