@@ -1,4 +1,4 @@
-"""`eggpu train gpt|mlp`: small models through the compiled runtime."""
+"""`eggpu train gpt|mlp|cnn|resnet|vit|autoencoder`: small models through the compiled runtime."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import eggpu as eg
-from eggpu.train import GPTConfig, MLPConfig, Result, Run, train_gpt, train_mlp
+from eggpu.train import GPTConfig, MLPConfig, Result, Run, train_gpt, train_images, train_mlp
 from eggpu.train import gpt as gpt_
+from eggpu.train import images as images_
 from eggpu.train import mlp as mlp_
 from eggpu.train.gpt import Writing
 
@@ -34,6 +35,26 @@ _MLP_FLAGS = {
     "clip": "limit of the gradients' norm",
     "seed": "of weights, batches and the split",
 }
+_IMAGE_FLAGS = {
+    "batch": "digits a step",
+    "lr": "highest learning rate: warm-up, then a cosine",
+    "weight_decay": "of AdamW; biases have none",
+    "seed": "of weights, batches and the split",
+    "channels": "of the first convolution",
+    "dropout": "share of numbers dropped in training",
+    "blocks": "residual blocks",
+    "layers": "transformer blocks",
+    "width": "numbers a patch",
+    "heads": "attention heads; they divide the width",
+    "patch": "side of a patch; it divides 8",
+    "code": "numbers that a picture is squeezed into",
+}
+_IMAGE_TEXTS = {
+    "cnn": "a convolutional network on scikit-learn's handwritten digits",
+    "resnet": "a small residual network on scikit-learn's handwritten digits",
+    "vit": "a small vision transformer on scikit-learn's handwritten digits",
+    "autoencoder": "an autoencoder of scikit-learn's handwritten digits, with pictures",
+}
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -43,6 +64,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     models = parser.add_subparsers(title="models", metavar="MODEL", required=True)
     _add_gpt(models, common)
     _add_mlp(models, common)
+    for name in images_.CONFIGS:
+        _add_images(name, models, common)
 
 
 def _add_gpt(models: Any, common: argparse.ArgumentParser) -> None:
@@ -74,6 +97,20 @@ def _add_mlp(models: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_mlp)
 
 
+def _add_images(name: str, models: Any, common: argparse.ArgumentParser) -> None:
+    text, config = _IMAGE_TEXTS[name], images_.CONFIGS[name]
+    parser = models.add_parser(name, parents=[common], help=text, description=f"Train {text}.")
+    _settings(parser, config, _IMAGE_FLAGS)
+    _limits(parser, Path("runs") / name, images_.STEPS, None)
+    parser.set_defaults(run=run_images, name=name)
+
+
+def run_images(args: argparse.Namespace) -> int:
+    """Train an image model."""
+    changes = _changes(args, images_.CONFIGS[args.name])
+    return _status(train_images(args.name, changes, run=_run(args)))
+
+
 def run_gpt(args: argparse.Namespace) -> int:
     """Train a GPT."""
     writing = Writing(args.prompt, args.length, args.temperature)
@@ -97,17 +134,21 @@ def _settings(parser: argparse.ArgumentParser, config: Any, flags: dict[str, str
         )  # fmt: skip
 
 
-def _limits(parser: argparse.ArgumentParser, out: Path, steps: int, minutes: float) -> None:
-    run = Run(out)
+def _limits(parser: argparse.ArgumentParser, out: Path, steps: int, minutes: float | None) -> None:
+    """Flags of the run; without default `minutes` it ends by steps alone."""
+    run, most = Run(out), "" if minutes is None else f", and {minutes:g} minutes at most"
     group = parser.add_argument_group("the run")
     group.add_argument(
         "--steps", type=int, metavar="N",
-        help=f"train so many steps (default: {steps}, and {minutes:g} minutes at most)",
+        help=f"train so many steps (default: {steps}{most})",
     )  # fmt: skip
-    group.add_argument(
-        "--minutes", type=float, metavar="X",
-        help="train this long, not counting the compiler; the learning rate still comes to its end",
-    )  # fmt: skip
+    if minutes is None:
+        parser.set_defaults(minutes=None)
+    else:
+        group.add_argument(
+            "--minutes", type=float, metavar="X",
+            help="train this long, without compiling; the learning rate still comes to its end",
+        )  # fmt: skip
     group.add_argument(
         "--out", type=Path, default=out, metavar="DIR", help=f"folder {_default(out)}"
     )

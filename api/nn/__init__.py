@@ -88,3 +88,6 @@ from eggpu.nn.transformer import DecoderBlock as DecoderBlock
 from eggpu.nn.transformer import EncoderBlock as EncoderBlock
 from eggpu.nn.transformer import FeedForward as FeedForward
 from eggpu.nn.transformer import SwiGLU as SwiGLU
+from eggpu.nn.vision import ResidualBlock as ResidualBlock
+from eggpu.nn.vision import ResNet as ResNet
+from eggpu.nn.vision import ViT as ViT

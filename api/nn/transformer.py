@@ -92,8 +92,10 @@ class Block(Module):
 class EncoderBlock(Block):
     """The pre-norm block in which every place sees every other."""
 
-    def __init__(self, width: int, heads: int, *, key: Key, hidden: int | None = None) -> None:
-        super().__init__(width, heads, key=key, hidden=hidden, causal=False)
+    def __init__(
+        self, width: int, heads: int, *, key: Key, hidden: int | None = None, std: float = _STD
+    ) -> None:
+        super().__init__(width, heads, key=key, hidden=hidden, causal=False, std=std)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

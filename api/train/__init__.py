@@ -8,6 +8,11 @@ from eggpu.train.callbacks import Moment as Moment
 from eggpu.train.callbacks import TensorBoard as TensorBoard
 from eggpu.train.gpt import GPTConfig as GPTConfig
 from eggpu.train.gpt import train_gpt as train_gpt
+from eggpu.train.images import AutoencoderConfig as AutoencoderConfig
+from eggpu.train.images import CNNConfig as CNNConfig
+from eggpu.train.images import ResNetConfig as ResNetConfig
+from eggpu.train.images import ViTConfig as ViTConfig
+from eggpu.train.images import train_images as train_images
 from eggpu.train.mlp import MLPConfig as MLPConfig
 from eggpu.train.mlp import train_mlp as train_mlp
 from eggpu.train.nans import find_not_finite as find_not_finite
