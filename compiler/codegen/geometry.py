@@ -9,8 +9,8 @@ from ..index import Index, flatten, unflatten
 from ..schedule.space import Pattern, length, rows
 from ..schedule.target import Target
 
-LANES = 8  # invocations that a CPU runs together
-_GROUPS = 4  # of LANES invocations, that keep the threads of a CPU busy
+_LANES = 8  # invocations that a CPU without subgroups runs together
+_GROUPS = 4  # of as many invocations, that keep the threads of a CPU busy
 _INLINE = 8  # steps of a row that are written out instead of looped over
 _INLINE_WIDEST = 16  # the same for the largest workgroups of a gpu: a row stays in their registers
 _WIDEST = 1024
@@ -25,7 +25,7 @@ _WANTED = {"cpu": 1024, "gpu": 256}  # invocations (workgroups) where rows are i
 class Geometry:
     """R rows a workgroup, T threads a row, S segments of a row; a step is one element or one vec4.
 
-    On a CPU an invocation takes `unroll` steps of a row at a time, or has `copies` rows, LANES
+    On a CPU an invocation takes `unroll` steps of a row at a time, or has `copies` rows, `lanes`
     units apart: whole cache lines are used at once, which counts where rows lie a power of two
     apart and compete for places in the cache. On a GPU `unroll` steps, T apart, are under way at
     a time.
@@ -43,6 +43,7 @@ class Geometry:
     segments: int
     unroll: int = 1
     copies: int = 1
+    lanes: int = _LANES  # invocations that a CPU runs together
 
     @property
     def rows(self) -> int:
@@ -114,7 +115,7 @@ def geometry(pattern: Pattern, target: Target, segments: int = 1) -> Geometry:
     wide = run >= 4 and (run % 4 == 0 or (along and reduced_runs == 1 and target.kind == "cpu"))
     plain = Geometry(pattern, along, wide, 1, 1, segments)
     if target.kind == "cpu":
-        return _whole_lines(plain)
+        return _whole_lines(replace(plain, lanes=target.subgroup or _LANES))
     threads, together = _threads(plain, target)
     found = replace(plain, T=threads, R=together)
     even = found.steps % (segments * threads * _UNROLL) == 0
@@ -131,8 +132,8 @@ def _whole_lines(g: Geometry) -> Geometry:
         ]
         return replace(g, unroll=even[0] if even else 1)
     most = 4 if g.wide else 8
-    fits = [c for c in (8, 4, 2) if c <= most and g.units % (LANES * c) == 0]
-    busy = [c for c in fits if g.units // (LANES * c) * g.segments >= _GROUPS]
+    fits = [c for c in (8, 4, 2) if c <= most and g.units % (g.lanes * c) == 0]
+    busy = [c for c in fits if g.units // (g.lanes * c) * g.segments >= _GROUPS]
     return replace(g, copies=busy[0] if busy else 1)
 
 

@@ -13,7 +13,7 @@ from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.space import Analysis, Space
 from ..schedule.tile import fold
 from .emitter import Emitter, V, Value
-from .geometry import LANES, Geometry
+from .geometry import Geometry
 from .source import Job, finish
 from .wgsl import literal, suffix, wgsl_type
 
@@ -113,11 +113,10 @@ class _RowKernel:
             self.segment = em.variable("segment", g.segments, f"worker / {units}u")
         if g.copies > 1:
             at = em.index(unit).text
-            lane = em.variable("lane", LANES, f"{at} % {LANES}u")
-            unit = (
-                em.variable("group", units // LANES, f"{at} / {LANES}u") * (g.copies * LANES) + lane
-            )
-        self._set_rows([unit + c * LANES for c in range(g.copies)])
+            lane = em.variable("lane", g.lanes, f"{at} % {g.lanes}u")
+            group = em.variable("group", units // g.lanes, f"{at} / {g.lanes}u")
+            unit = group * (g.copies * g.lanes) + lane
+        self._set_rows([unit + c * g.lanes for c in range(g.copies)])
 
     def _set_rows(self, units: Sequence[Index]) -> None:
         across = self.g.wide and not self.g.along
@@ -400,7 +399,7 @@ class _RowKernel:
         g, target = self.g, self.job.target
         if target.kind == "cpu":
             count = g.workers
-            size = 8 if count < 2048 or not g.inline else 64
+            size = g.lanes if count < 2048 or not g.inline else max(64, g.lanes)
             grid = fold(-(-count // size), target.max_groups)
             values = {
                 "count": count,
