@@ -205,45 +205,46 @@ def _shuffle_ns(
 
 # -- shared memory: one workgroup a tile -----------------------------------------------------------
 
-# rows, columns, steps of k; rows and columns a thread; staged blocks; fours of k written out
+# rows, columns, steps of k; rows and columns a thread; staged blocks; fours of k written out; the
+# share of the best rate once there are many, and of that where b must be turned while it is staged
+# (measured on an H200; those below 64 by 64 estimated)
 _SHARED = (
-    (128, 128, 8, 16, 8, 2, 1),
-    (128, 128, 16, 8, 8, 2, 4),
-    (128, 64, 8, 16, 8, 2, 2),
-    (128, 64, 16, 8, 8, 2, 2),
-    (64, 128, 16, 8, 8, 2, 2),
-    (64, 64, 16, 8, 8, 2, 2),
-    (64, 64, 16, 8, 4, 2, 2),
-    (64, 64, 16, 4, 4, 2, 2),
-    (32, 64, 32, 4, 4, 2, 2),
-    (64, 32, 32, 4, 4, 2, 2),
-    (32, 32, 32, 4, 4, 2, 2),
-    (32, 32, 64, 4, 4, 1, 2),
-    (16, 64, 32, 2, 4, 1, 2),
-    (64, 16, 32, 4, 4, 1, 2),
-    (16, 16, 32, 2, 4, 1, 2),
+    (128, 128, 8, 16, 8, 2, 1, 1.0, 0.80),
+    (128, 128, 16, 8, 8, 2, 4, 1.0, 0.70),
+    (128, 64, 8, 16, 8, 2, 2, 0.85, 0.80),
+    (64, 64, 16, 8, 8, 2, 4, 0.90, 0.94),
+    (64, 64, 16, 8, 4, 2, 2, 0.65, 0.94),
+    (64, 64, 16, 4, 4, 2, 2, 0.55, 0.94),
+    (32, 64, 32, 4, 4, 2, 2, 0.50, 0.94),
+    (64, 32, 32, 4, 4, 2, 2, 0.50, 0.94),
+    (32, 32, 32, 4, 4, 2, 2, 0.45, 0.94),
+    (32, 32, 64, 4, 4, 1, 2, 0.44, 0.94),
+    (16, 64, 32, 2, 4, 1, 2, 0.30, 0.94),
+    (64, 16, 32, 4, 4, 1, 2, 0.35, 0.94),
+    (16, 16, 32, 2, 4, 1, 2, 0.25, 0.94),
 )
 _BUSY_THREADS = 128 * 256  # that fill a large GPU
+_PROCESSOR_RATE = 318.0  # flop per ns of one processor of a GPU at a profile's best rate
 _SPLIT_COST = 0.8  # share of the rate left once partial sums are written and added
 
 
 def _shared_tiles(target: Target, product: _Product) -> Iterator[Tile]:
     p = product
-    for bm, bn, bk, tm, tn, stages, unroll in _SHARED:
+    for bm, bn, bk, tm, tn, stages, unroll, rate, turned in _SHARED:
         threads = bm // tm * (bn // tn)
         nbytes = 4 * stages * bk * (bm + 4 + bn + 4)
         if threads > target.max_invocations or nbytes > workgroup_budget(target):
             continue
         tiles = p.batch * ceil(p.m / bm) * ceil(p.n / bn)
-        reuse = tm * tn / (tm + tn)
-        for splits in _splits(tiles * threads, _BUSY_THREADS, p.k, 128):
+        rate *= turned if p.b_axis == "k" else 1.0
+        for splits in _splits(tiles * threads, 4 * _BUSY_THREADS, p.k, 128):
             if tiles * splits > target.max_groups**2:
                 continue
-            busy = min(1.0, tiles * splits * threads / _BUSY_THREADS)
+            busy = _busy(target, tiles * splits, threads)
             useful = p.batch * p.m * p.n / (tiles * bm * bn)
             part = ceil(p.k / splits)
             useful *= part / (ceil(part / bk) * bk + 2 * bk)  # two blocks: filling and leaving
-            efficiency = reuse / (reuse + 2.5) * useful * busy
+            efficiency = _with_parts(target, p, splits, rate * useful * busy)
             grid = fold(tiles * splits, target.max_groups)
             params: tuple[tuple[str, Value], ...] = (
                 ("BM", bm), ("BN", bn), ("BK", bk), ("TM", tm), ("TN", tn), ("stages", stages),
@@ -256,9 +257,28 @@ def _shared_tiles(target: Target, product: _Product) -> Iterator[Tile]:
                 grid=grid,
                 workgroup=(threads, 1, 1),
                 workgroup_bytes=nbytes,
-                efficiency=efficiency * (_SPLIT_COST if splits > 1 else 1.0),
+                efficiency=efficiency,
                 splits=splits,
             )
+
+
+def _busy(target: Target, groups: int, threads: int) -> float:
+    """The share of a GPU that workgroups keep busy: its processors take them in rounds, the last of
+    which may be short, and small workgroups must share a processor to fill it."""
+    processors = max(1, round(target.profile.contract / _PROCESSOR_RATE))
+    each = groups / processors
+    alone = 0.3 if threads < 128 else 0.0
+    return each / ceil(each) * each / (each + alone)
+
+
+def _with_parts(target: Target, product: _Product, splits: int, efficiency: float) -> float:
+    """The efficiency once partial sums, where there are some, are written, read and added up."""
+    if splits == 1:
+        return efficiency
+    p, profile = product, target.profile
+    best = p.flops / profile.contract
+    moved = 8.0 * splits * p.batch * p.m * p.n
+    return best / (best / efficiency + profile.launch + moved / profile.bandwidth)
 
 
 def _row_tiles(target: Target, product: _Product) -> Iterator[Tile]:

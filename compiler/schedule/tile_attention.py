@@ -33,7 +33,8 @@ def attention_candidates(
         tiles = list(_lane_tiles(target, step, bh, tq, tk, d, dv))
     else:
         tiles = list(_shared_tiles(target, step, bh, tq, tk, d, dv))
-        tiles += _held_tiles(target, step, bh, tq, tk, d, dv)
+        if step == "forward":
+            tiles += _held_tiles(target, bh, tq, tk, d, dv)
     tiles.sort(key=lambda tile: (-tile.efficiency, tile.params))
     return tiles[:count]
 
@@ -163,47 +164,33 @@ def _chunks(
 
 # -- shared memory: whole rows of heads in it ------------------------------------------------------
 
-_HELD_SHAPES = (
-    (64, 64, 8, 8),
-    (64, 32, 8, 4),
-    (32, 64, 4, 8),
-    (32, 32, 4, 4),
-    (16, 32, 4, 4),
-    (16, 16, 2, 4),
-)
-_HELD_REGISTERS = 224  # of scores, accumulators and the vectors that they come from, a thread
-_HELD_GAIN = 1.2  # over tiles of chunks
+# small tiles, so that many workgroups share a processor; 64 rows were slower, as were gradients
+_HELD_SHAPES = ((32, 32, 4, 4), (16, 32, 4, 4), (16, 16, 2, 4))
+_HELD_GAIN = 1.35  # over tiles of chunks
 
 
-def _held_tiles(
-    target: Target, step: Pass, bh: int, tq: int, tk: int, d: int, dv: int
-) -> Iterator[Tile]:
-    rows_in_all, columns = (tk, tq) if step == "kv" else (tq, tk)
+def _held_tiles(target: Target, bh: int, tq: int, tk: int, d: int, dv: int) -> Iterator[Tile]:
     for br, bc, tm, tn in _HELD_SHAPES:
         across = bc // tn
         threads = br // tm * across
-        shuffle = step == "forward" and target.subgroup >= across
-        nbytes = _held_bytes(step, br, bc, across, d, dv, shuffle)
-        registers = _held_registers(step, tm, tn, across, d, dv)
-        if nbytes > workgroup_budget(target) or registers > _HELD_REGISTERS:
+        shuffle = target.subgroup >= across
+        nbytes = _held_bytes(br, bc, across, d, dv, shuffle)
+        registers = tm * (_padded(dv, across) // across + tn) + 4 * max(tn, dv // across)
+        tiles = bh * ceil(tq / br)
+        if nbytes > workgroup_budget(target) or registers > _REGISTERS:
             continue
-        tiles = bh * ceil(rows_in_all / br)
         if threads > target.max_invocations or tiles > target.max_groups**2:
             continue
-        useful = rows_in_all / (ceil(rows_in_all / br) * br) * columns / (ceil(columns / bc) * bc)
+        useful = tq / (ceil(tq / br) * br) * tk / (ceil(tk / bc) * bc)
         useful *= (d / _padded(d, across) + dv / _padded(dv, across)) / 2
-        busy = min(1.0, tiles * threads / (_BUSY_THREADS // 2))
+        busy = min(1.0, tiles * threads / _BUSY_THREADS)
         reuse = tm * tn / (tm + tn)
         efficiency = min(1.0, _HELD_GAIN * reuse / (reuse + 2.0) * useful * busy * br / (br + 8))
         grid = fold(tiles, target.max_groups)
-        params: dict[str, Value] = {"TM": tm, "TN": tn, "grid": grid}
-        if step == "forward":
-            params |= {"BQ": br, "BK": bc, "shuffle": shuffle}
-            template = "attention_held_gpu.wgsl.j2"
-        else:
-            params |= {"BR": br, "BC": bc, "grad": step}
-            template = "attention_bwd_held_gpu.wgsl.j2"
-        yield Tile(template, tuple(params.items()), grid, (threads, 1, 1), nbytes, efficiency)
+        params: tuple[tuple[str, Value], ...] = (
+            ("TM", tm), ("TN", tn), ("grid", grid), ("BQ", br), ("BK", bc), ("shuffle", shuffle),
+        )  # fmt: skip
+        yield Tile("attention_held_gpu.wgsl.j2", params, grid, (threads, 1, 1), nbytes, efficiency)
 
 
 def _padded(size: int, across: int) -> int:
@@ -211,23 +198,8 @@ def _padded(size: int, across: int) -> int:
     return ceil(size / (4 * across)) * 4 * across
 
 
-def _held_bytes(
-    step: Pass, br: int, bc: int, across: int, d: int, dv: int, shuffle: bool
-) -> int:
-    """Workgroup memory, as the templates declare it."""
-    wide_d, wide_dv, weights = _padded(d, across), _padded(dv, across), br * bc
-    if step == "forward":
-        narrow_d = ceil(d / 4) * 4
-        partial = 0 if shuffle else br * across
-        floats = br * narrow_d + max(bc * narrow_d, weights) + bc * wide_dv + partial
-    else:
-        lent = step == "q" and br <= wide_dv
-        floats = (br + bc) * (wide_d + wide_dv) + (0 if lent else weights)
-    return 4 * floats
-
-
-def _held_registers(step: Pass, tm: int, tn: int, across: int, d: int, dv: int) -> int:
-    own_d, own_dv = _padded(d, across) // across, _padded(dv, across) // across
-    kept = {"forward": own_dv, "q": own_d, "kv": own_d + own_dv}[step]
-    scores = tm * tn * (1 if step == "forward" else 2)
-    return tm * kept + scores + 4 * max(tn, own_d, own_dv)
+def _held_bytes(br: int, bc: int, across: int, d: int, dv: int, shuffle: bool) -> int:
+    """Workgroup memory, as the template declares it."""
+    line = ceil(d / 4) * 4
+    partial = 0 if shuffle else br * across
+    return 4 * (br * line + max(bc * line, br * bc) + bc * _padded(dv, across) + partial)
