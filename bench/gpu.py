@@ -37,14 +37,22 @@ class Row:
 
 
 def _matmul(m: int, n: int, k: int, goal: float) -> Row:
-    return Row(f"matmul {m}x{n}x{k}", lambda: ours.matmul(m, n, k), lambda t: t.matmul(m, n, k), goal)
+    return Row(
+        f"matmul {m}x{n}x{k}", lambda: ours.matmul(m, n, k), lambda t: t.matmul(m, n, k), goal
+    )
 
 
 def _rowwise(name: str) -> Row:
     return Row(name, lambda: ours.rowwise(name), lambda t: t.rowwise(name), 0.9)
 
 
-def _step(name: str, build: Callable[[], ours.Work], torch: Callable[[Any, bool], Any], against: str, goal: float) -> Row:
+def _step(
+    name: str,
+    build: Callable[[], ours.Work],
+    torch: Callable[[Any, bool], Any],
+    against: str,
+    goal: float,
+) -> Row:
     return Row(name, build, lambda t: torch(t, against == "compile"), goal, against)
 
 
@@ -54,12 +62,22 @@ ROWS = [
     _matmul(8192, 768, 3072, 0.7),
     _matmul(1, 49152, 576, 0.8),
     Row("attention forward", ours.attention, lambda t: t.attention(), 0.7, "memory-efficient"),
-    Row("attention gradients", ours.attention_gradients, lambda t: t.attention_gradients(), 0.7, "memory-efficient"),
+    Row(
+        "attention gradients",
+        ours.attention_gradients,
+        lambda t: t.attention_gradients(),
+        0.7,
+        "memory-efficient",
+    ),
     *(_rowwise(name) for name in ("softmax", "layer_norm", "gelu", "sum_rows", "sum_columns")),
     _step("peers mlp", lambda: ours.peer("mlp"), lambda t, c: t.peer("mlp", c), "eager", 2.0),
     _step("peers gpt", lambda: ours.peer("gpt"), lambda t, c: t.peer("gpt", c), "compile", 3.0),
-    _step("gpt 6x384", lambda: ours.gpt(ours.SMALL), lambda t, c: t.gpt(ours.SMALL, c), "compile", 0.8),
-    _step("gpt2 124M", lambda: ours.gpt(ours.GPT2), lambda t, c: t.gpt(ours.GPT2, c), "compile", 0.7),
+    _step(
+        "gpt 6x384", lambda: ours.gpt(ours.SMALL), lambda t, c: t.gpt(ours.SMALL, c), "compile", 0.8
+    ),
+    _step(
+        "gpt2 124M", lambda: ours.gpt(ours.GPT2), lambda t, c: t.gpt(ours.GPT2, c), "compile", 0.7
+    ),
 ]
 
 
@@ -113,7 +131,13 @@ def measure_ours(row: Row) -> dict[str, Any]:
 
 def compared(row: Row, mine: dict[str, Any], peer: Any) -> dict[str, Any]:
     """A row of the table."""
-    out = {"work": row.name, "against": row.against, "device": eg.device().target.name, **mine, "goal": row.goal}
+    out = {
+        "work": row.name,
+        "against": row.against,
+        "device": eg.device().target.name,
+        **mine,
+        "goal": row.goal,
+    }
     if peer is None:
         return out
     peer.fresh()
@@ -121,7 +145,11 @@ def compared(row: Row, mine: dict[str, Any], peer: Any) -> dict[str, Any]:
     run()
     peer.synchronize()
     seconds = best(run, peer.synchronize)
-    out |= {"torch_ms": seconds * 1e3, "ratio": seconds * 1e3 / mine["eggpu_ms"], "torch_bytes": peer.peak_bytes()}
+    out |= {
+        "torch_ms": seconds * 1e3,
+        "ratio": seconds * 1e3 / mine["eggpu_ms"],
+        "torch_bytes": peer.peak_bytes(),
+    }
     del run
     gc.collect()
     return out

@@ -17,14 +17,15 @@ from eggpu.compiler.tracing import Array, array, trace_call
 
 @dataclass
 class Work:
-    """A compiled function and what it is called with; its first `carry` results are the next call's first arguments."""
+    """A compiled function and what it is called with; its first `carry` results are the first
+    arguments of the next call."""
 
     compiled: Any
     args: tuple[Any, ...]
     carry: int = 0
 
     def __call__(self) -> Any:
-        """One call; it returns before the device has done it. The last result, for a check."""
+        """One call, which returns before the device has done it; its last result."""
         out = self.compiled(*self.args)
         if not self.carry:
             return out
@@ -57,7 +58,9 @@ def values(*shape: int, seed: int = 0) -> Array:
 
 def matmul(m: int, n: int, k: int) -> Work:
     """a b for a (m, k) and b (k, n)."""
-    return Work(eg.compile(eg.matmul, name=f"matmul_{m}_{n}_{k}"), (values(m, k), values(k, n, seed=1)))
+    return Work(
+        eg.compile(eg.matmul, name=f"matmul_{m}_{n}_{k}"), (values(m, k), values(k, n, seed=1))
+    )
 
 
 def attention() -> Work:
@@ -66,7 +69,9 @@ def attention() -> Work:
     def attend(q: Array, k: Array, v: Array) -> Array:
         return nn.scaled_dot_product_attention(q, k, v, causal=True)
 
-    return Work(eg.compile(attend, name="attention"), tuple(values(*HEADS, seed=i) for i in range(3)))
+    return Work(
+        eg.compile(attend, name="attention"), tuple(values(*HEADS, seed=i) for i in range(3))
+    )
 
 
 def attention_gradients() -> Work:
@@ -80,7 +85,7 @@ def attention_gradients() -> Work:
 
 
 def rowwise(name: str) -> Work:
-    """A function of a SQUARE by SQUARE matrix: softmax, layer_norm, gelu, sum_rows or sum_columns."""
+    """A function of a SQUARE by SQUARE matrix, by name."""
     functions: dict[str, Callable[[Array], Array]] = {
         "softmax": nn.softmax,
         "layer_norm": nn.layer_norm,
@@ -103,20 +108,32 @@ def gpt(shape: GPTShape) -> Work:
     s = shape
     model = random_model(lambda: nn.GPT(s.vocab, s.layers, s.width, s.heads, s.context, key=0))
     optimizer = optim.adamw(1e-4)
-    step = eg.compile(peers.training_step(optimizer), donate=("model", "state"), name=f"gpt_{s.layers}x{s.width}")
+    step = eg.compile(
+        peers.training_step(optimizer), donate=("model", "state"), name=f"gpt_{s.layers}x{s.width}"
+    )
     rng = np.random.default_rng(0)
-    tokens = [array(rng.integers(0, s.vocab, (s.batch, s.context), dtype=np.int32)) for _ in range(2)]
+    tokens = [
+        array(rng.integers(0, s.vocab, (s.batch, s.context), dtype=np.int32)) for _ in range(2)
+    ]
     return Work(step, (model, optimizer.init(model), *tokens), carry=2)
 
 
 def random_model(build: Callable[[], Any]) -> Any:
-    """The model that `build` describes with numbers of NumPy, which makes large ones in less time."""
+    """The model that `build` describes, with numbers of NumPy: large ones take less time."""
     traced = trace_call(build, (), {})
     rng = np.random.default_rng(0)
     leaves = []
     for name, node in zip(pytree.paths(traced.results), traced.graph.outputs, strict=True):
         if len(node.shape) > 1:
-            leaves.append(array(rng.standard_normal(node.shape, dtype=np.float32) * np.float32(0.02)))
+            leaves.append(
+                array(rng.standard_normal(node.shape, dtype=np.float32) * np.float32(0.02))
+            )
         else:
-            leaves.append(array(np.full(node.shape, float("norm" in name and name.endswith("weight")), np.float32)))
+            leaves.append(
+                array(
+                    np.full(
+                        node.shape, float("norm" in name and name.endswith("weight")), np.float32
+                    )
+                )
+            )
     return pytree.unflatten(traced.results, leaves)

@@ -95,7 +95,10 @@ class GPT(nn.Module):
 
     def __init__(self, s: GPTShape) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(s.vocab, s.width), nn.Embedding(s.context, s.width)
+        self.tokens, self.positions = (
+            nn.Embedding(s.vocab, s.width),
+            nn.Embedding(s.context, s.width),
+        )
         self.blocks = nn.ModuleList([Block(s.width, s.heads) for _ in range(s.layers)])
         self.norm, self.head = nn.LayerNorm(s.width), nn.Linear(s.width, s.vocab)
 
@@ -120,7 +123,9 @@ class MLP(nn.Module):
         return F.cross_entropy(self.second(F.relu(self.first(x))), targets)
 
 
-def training(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Any, ...], compiled: bool) -> Run:
+def training(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Any, ...], compiled: bool
+) -> Run:
     """A training step."""
     forward = torch.compile(model) if compiled else model
 
