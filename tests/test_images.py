@@ -146,3 +146,34 @@ def test_an_operand_that_is_read_after_the_product_as_well() -> None:
     got = compiled(x, w).numpy()
     np.testing.assert_allclose(got, x.astype(np.float64) @ w + x, atol=1e-6)
     assert len(compiled.plan.kernels) == 1
+
+
+def test_rows_that_are_read_several_times_come_from_images() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((512, 300)).astype(np.float32)
+
+    def f(x):
+        y = x - x.mean(-1, keepdims=True)
+        return y * eg.rsqrt((y * y).mean(-1, keepdims=True) + 1e-5), x.sum(0)
+
+    compiled = eg.compile(f)
+    rows, columns = (v.numpy() for v in compiled(x))
+    y = x.astype(np.float64) - x.mean(-1, keepdims=True, dtype=np.float64)
+    np.testing.assert_allclose(rows, y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-5), atol=1e-5)
+    np.testing.assert_allclose(columns, x.sum(0, dtype=np.float64), atol=1e-4)
+    if eg.device().target.images:
+        assert compiled.plan.images
+
+
+def test_four_results_side_by_side_are_stored_together() -> None:
+    rng = np.random.default_rng(5)
+    x, w = (rng.standard_normal((128, 128)).astype(np.float32) / 11 for _ in range(2))
+
+    def heads(x, w):
+        return (x @ w).reshape(4, 32, 4, 32).transpose((0, 2, 1, 3)) * 2.0
+
+    compiled = eg.compile(heads)
+    want = 2 * (x.astype(np.float64) @ w).reshape(4, 32, 4, 32).transpose(0, 2, 1, 3)
+    np.testing.assert_allclose(compiled(x, w).numpy(), want, atol=1e-5)
+    (kernel,) = compiled.plan.kernels
+    assert "out0: array<vec4<f32>>" in kernel.wgsl

@@ -13,7 +13,7 @@ from ..ir import Node
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.space import Analysis, Space
 from ..schedule.tile import Tile, candidates
-from .emitter import LANE, Emitter, V, Value
+from .emitter import LANE, Emitter, V, Value, aligned
 from .rewrite import partial_input, product_as_rows, replaced, summed
 from .rowwise import lower_job
 from .source import Job, finish
@@ -96,8 +96,8 @@ class _Product:
         )
         wide = self.n % 4 == 0 and not tile.swap
         for k, access in enumerate(emitter.accesses):
-            straight = partial is not None or self.a.space[outputs[k]].turned == ((), ())
-            access.vector = wide and straight
+            fours = partial is not None or self._stores_fours(outputs[k])
+            access.vector = wide and fours
 
         def load(
             name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None
@@ -134,6 +134,15 @@ class _Product:
             tile.workgroup,
             features=features,
         )
+
+    def _stores_fours(self, output: Node) -> bool:
+        """Whether four neighbouring results of a row are four neighbours of an output as well."""
+        em = Emitter((), {})
+        extents = (self.batch, self.m, self.n)
+        if self.n % 4:
+            return False
+        at = flatten(coordinates(em, ("batch", "m", "n"), extents, 2), extents)
+        return aligned(turned(self.a.space[output], at), output.type.size)
 
     def _is_long(self, emitter: Emitter, store: Callable[..., str], vec: int) -> bool:
         """Whether what follows a result is so long that it should be in the text once."""

@@ -17,6 +17,8 @@ from .geometry import Geometry
 from .source import Job, finish
 from .wgsl import literal, suffix, wgsl_type
 
+_WORTH_A_COPY = 1 << 16  # elements read, from where on an image saves more than its copy costs
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -46,6 +48,7 @@ class _RowKernel:
         writes = [job.held_by(o) for o in (*self.full, *self.rows)] + list(segments.values())
         self.em = Emitter(writes, dict(job.memory))
         self.em.place = self._place
+        self.em.reusing = job.target.images
         self.number = {o: k for k, o in enumerate((*self.full, *self.rows, *segments))}
         self.trees: dict[str, tuple[str, str, str, int]] = {}
         self.position = Index()
@@ -397,6 +400,9 @@ class _RowKernel:
 
     def _finish(self) -> KernelSource:
         g, target = self.g, self.job.target
+        for access in self.em.accesses:
+            passes = len({phase for _, phase in access.at})
+            access.reused &= access.size * passes >= _WORTH_A_COPY
         if target.kind == "cpu":
             count = g.workers
             size = g.lanes if count < 2048 or not g.inline else max(64, g.lanes)

@@ -12,7 +12,7 @@ from ...templates.library import functions
 from ..errors import CompileError
 from ..ir import Kind, Node
 from ..ops.leaf import Literal
-from ..schedule.images import LARGEST, TEXELS
+from ..schedule.images import LARGEST
 from ..schedule.kernel import KernelSource, Scratch, Stored
 from ..schedule.selection import Group, body
 from ..schedule.target import Target
@@ -21,7 +21,7 @@ from .emitter import Access, Emitter
 from .expression import spell
 from .wgsl import literal, storage_type
 
-_MOST_IMAGES = 4  # of a kernel, the floor of WebGPU
+_MOST_IMAGES = 12  # of a kernel; Mesa has many more
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +94,18 @@ def finish(
 
 def _elements(target: Target, accesses: Sequence[Access], outputs: int) -> tuple[str, ...]:
     """The WGSL element type of each binding; operands that are loaded over and over are images."""
+    worth = [
+        k
+        for k, a in enumerate(accesses)
+        if k >= outputs and target.images and a.reused and a.dtype == "f32" and a.size <= LARGEST
+    ]
+    images = sorted(worth, key=lambda k: (-accesses[k].size, k))[:_MOST_IMAGES]
     found: list[str] = []
     for k, a in enumerate(accesses):
-        if k >= outputs and target.images and a.reused and a.dtype == "f32" and a.size <= LARGEST:
-            element = "image1" if a.single or a.size % 4 else "image4"
+        if k in images:
+            found.append("image1" if a.single or a.size % 4 else "image4")
         else:
-            element = "atomic<u32>" if a.atomic else storage_type(a.dtype, a.vector)
-        if element in TEXELS and sum(e in TEXELS for e in found) == _MOST_IMAGES:
-            element = storage_type(a.dtype, a.vector)
-        found.append(element)
+            found.append("atomic<u32>" if a.atomic else storage_type(a.dtype, a.vector))
     return tuple(found)
 
 
