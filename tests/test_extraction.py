@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from eggpu.compiler.autodiff import value_and_grad, vjp
+from eggpu.compiler.egraph.explain import Choice, Other
 from eggpu.compiler.egraph.extract import extract, improve
 from eggpu.compiler.egraph.graph import problem
+from eggpu.compiler.egraph.outcome import ExtractionReport, Totals
 from eggpu.compiler.egraph.price import Pricer
 from eggpu.compiler.egraph.snapshot import Snapshot, from_nodes
 from eggpu.compiler.errors import CompileError
@@ -364,9 +366,24 @@ def test_the_collector_is_as_it_was() -> None:
 
 
 def test_the_report_is_a_page_of_aligned_text(golden) -> None:
-    graph, pairs = attention_program()
-    _, report = extract(with_equal(graph, *pairs), FLOOR, graph)
-    golden(str(report) + "\n", "txt")
+    slower = Other("dot(div, input)", 545_600.0, "+3 dispatches, +353 MB")
+    never = Other("argsort(input)", None, "no legal kernels")
+    choice = Choice(16, "f32[8, 64]", 12, "attention(dot, dot, dot)[0]", (slower, never))
+    report = ExtractionReport(
+        name="step",
+        target="llvmpipe",
+        nodes=2381,
+        classes=1600,
+        orbits=1138,
+        traced=Totals(154537.2e3, 1628, 1640, 679_440_000, 2_817_110_000),
+        greedy=Totals(83215.1e3, 151, 159, 182_070_000, 2_887_210_000),
+        joint=Totals(79388.3e3, 156, 173, 175_100_000, 2_778_960_000),
+        stored=355,
+        inlined=727,
+        recomputed=169,
+        choices=(choice,),
+    )
+    golden(str(report))
 
 
 DIGEST = """

@@ -172,12 +172,17 @@ def _classified(snapshot: Snapshot) -> Problem:
         p.label.append(number.setdefault(result if leaf else op, len(number)))
         p.weight.append(_weight(op, role, result, operands))
         p.mark.append(_mark(p, table, number, op, role, result, operands))
-        moved = (
-            [k for k in op.perm if operands[0].shape[k] != 1] if isinstance(op, Transpose) else []
-        )  # type: ignore[union-attr]
-        p.strided.append(bool(moved) and moved[-1] != max(moved))
+        p.strided.append(_moves_last(op, operands))
         p.candidates[snapshot.cls[i]].append(i)
     return p
+
+
+def _moves_last(op: Op, operands: Sequence[Type | TupleType]) -> bool:
+    """True for a transpose after which neighbors in memory are no longer neighbors."""
+    if not isinstance(op, Transpose) or not isinstance(operands[0], Type):
+        return False
+    moved = [k for k in op.perm if operands[0].shape[k] != 1]
+    return bool(moved) and moved[-1] != max(moved)
 
 
 def _weight(

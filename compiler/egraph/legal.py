@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..ir import Kind
+from ..schedule.target import Target
 from .graph import BCAST, CONST, CONTRACT, EW, GET, LEAF, MOVE, OPAQUE, RED, TRANS, TUP, Problem
 
 PURE, FULL, TILE, SEALED = 0, 1, 2, 3
@@ -31,6 +32,9 @@ TRANSPOSED = 1 << 40  # spaces from here on
 
 MOST_OUTPUTS = 4
 MOST_BODY = 64  # classes in a kernel
+# Bindings of a contraction on a CPU: its epilogue is written out for each of up to 64 rows of a
+# tile, and the driver takes more than a second to compile what one more access adds.
+MOST_BINDINGS_CPU = 7
 MOST_NODES = 256  # e-nodes in a kernel, those that condensing hid among them
 
 
@@ -58,10 +62,11 @@ class Body:
 
 
 class Legality:
-    """The rules for one problem and a number of bindings."""
+    """The rules for one problem on one target."""
 
-    def __init__(self, p: Problem, max_bindings: int) -> None:
-        self.p, self.max_bindings = p, max_bindings
+    def __init__(self, p: Problem, target: Target) -> None:
+        self.p, self.max_bindings = p, target.max_bindings
+        self.most_anchored = MOST_BINDINGS_CPU if target.kind == "cpu" else target.max_bindings
         self._transposed: dict[tuple[int, int], int] = {}
 
     def walk(
@@ -121,6 +126,9 @@ class Legality:
                 return False
             b.space[c] = space
         self._iterate(b)
+        contraction = b.anchor >= 0 and self.p.role[b.choice[b.anchor]] == CONTRACT
+        if contraction and len(b.outs) + len(b.operands) > self.most_anchored:
+            return False
         return self._storable(b)
 
     def _common(self, b: Body, c: int) -> int | None:

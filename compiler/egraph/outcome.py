@@ -77,18 +77,13 @@ def _programs(report: ExtractionReport) -> list[str]:
 def _choices(choices: tuple[Choice, ...]) -> list[str]:
     if not choices:
         return []
-    rows = [("choice", "times", "chosen", "instead of", "us more", "why")]
+    rows: list[tuple[str, ...]] = [("choice", "times", "chosen", "instead of", "us more", "why")]
     for choice in choices:
-        first = True
+        head = (f"c{choice.cls} {choice.type}", str(choice.times), choice.chosen)
         for other in choice.others:
             lost = "-" if other.loss is None else f"{other.loss / 1e3:.1f}"
-            head = (
-                (f"c{choice.cls} {choice.type}", str(choice.times), choice.chosen)
-                if first
-                else ("", "", "")
-            )
             rows.append((*head, other.text, lost, other.why))
-            first = False
+            head = ("", "", "")
     return aligned(rows, left=6, right=(1, 4))
 
 

@@ -49,11 +49,11 @@ class Draft:
         self.p, self.pricer, self.choice = p, pricer, list(choice)
         self.kern = [-1] * p.classes
         self.kernels: dict[int, Priced] = {}
-        self.inside: list[set[int]] = [
-            set() for _ in range(p.classes)
-        ]  # kernels that compute a class
-        self.readers: list[set[int]] = [set() for _ in range(p.classes)]  # kernels that read it
-        self.order: dict[int, tuple[int, int]] = {}  # of kernels, each after those it reads from
+        # the kernels that compute a class, and those that read it
+        self.inside: list[set[int]] = [set() for _ in range(p.classes)]
+        self.readers: list[set[int]] = [set() for _ in range(p.classes)]
+        # of kernels, each after those it reads from
+        self.order: dict[int, tuple[int, int]] = {}
         self.cost, self.next_kernel, self.tick = 0.0, 0, 0
         self.must: dict[int, int] = {}  # classes that outputs of the program lie in
         self.chain: set[int] = set()  # the views between these and the outputs
@@ -65,7 +65,7 @@ class Draft:
     # -- outputs: a view of a value lies where the value lies
 
     def find_roots(self) -> bool:
-        """Follow views from the outputs to the values they lie in; False when views go in a circle."""
+        """Follow views from the outputs to the values they lie in; False when they go in a circle."""
         p, must, chain = self.p, dict[int, int](), set[int]()
         for c in p.roots:
             path = {c}
@@ -152,8 +152,10 @@ class Draft:
                     self.order.pop(k, None)
                 case ("rank", k, position):
                     self.order[k] = position
-                case ("roots", must, chain):
+                case (_, must, chain):
                     self.must, self.chain = must, chain
+                case _:
+                    raise AssertionError("an entry of the log has two or three parts")
         self.cost, self.next_kernel, self.tick = mark.cost, mark.next_kernel, mark.tick
 
     # -- the order of kernels

@@ -66,7 +66,7 @@ class Pricer:
 
     def __init__(self, p: Problem, target: Target) -> None:
         self.p, self.target, self.calls = p, target, 0
-        self.legality = Legality(p, target.max_bindings)
+        self.legality = Legality(p, target)
         self._known: dict[tuple[tuple[int, ...], ...], Priced | None] = {}
         self._seen: dict[tuple[int, ...], list[_Walk]] = {}
         self._anchors: dict[Anchor, AnchorCost | None] = {}

@@ -220,9 +220,11 @@ class Search:
     def kick_near_misses(self) -> int:
         """Kick with the moves that lost by little, least loss first; how many were accepted."""
         accepted = tries = 0
-        found = sorted((worse, c, kind, key) for (kind, _, key), (worse, c) in self.missed.items())
+        missed: list[tuple[float, int, MoveKind, Key]] = []
+        for (kind, _, key), (worse, c) in self.missed.items():
+            missed.append((worse, c, kind, key))
         self.missed = {}
-        for _, c, kind, key in found:
+        for _, c, kind, key in sorted(missed):
             entry = kind, self.color[c], key
             if self.kicked.get(entry) == self.version[self.color[c]]:
                 continue

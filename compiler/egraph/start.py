@@ -12,7 +12,7 @@ from .price import Pricer
 from .step import trial
 
 
-def start(p: Problem, pricer: Pricer, choice: Sequence[int], everything: bool = False) -> Draft:
+def start(p: Problem, pricer: Pricer, choice: list[int], everything: bool = False) -> Draft:
     """A legal draft: results, anchors and shared elementwise values stored (with `everything`, all
     elementwise values), the rest computed where used; a kernel that is illegal is cut below its
     results."""
