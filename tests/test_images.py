@@ -9,6 +9,7 @@ import pytest
 
 import eggpu as eg
 from eggpu.compiler.errors import IRError
+from eggpu.compiler.library.attention import scaled_dot_product_attention
 from eggpu.compiler.pipeline import compile_graph
 from eggpu.compiler.schedule.images import LINE, TEXELS, image_for, row_width
 from eggpu.compiler.schedule.plan import Copy, Plan
@@ -177,3 +178,27 @@ def test_four_results_side_by_side_are_stored_together() -> None:
     np.testing.assert_allclose(compiled(x, w).numpy(), want, atol=1e-5)
     (kernel,) = compiled.plan.kernels
     assert "out0: array<vec4<f32>>" in kernel.wgsl
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_reads_keys_and_values_from_images(causal: bool) -> None:
+    rng = np.random.default_rng(6)
+    q, k, v, ct = (rng.standard_normal((3, 4, 70, 32)).astype(np.float32) for _ in range(4))
+
+    def loss(heads, ct):
+        return (scaled_dot_product_attention(*heads, causal=causal) * ct).sum()
+
+    compiled = eg.compile(eg.grad(loss))
+    grads = [g.numpy() for g in compiled((q, k, v), ct)]
+    x = [a.astype(np.float64) for a in (q, k, v, ct)]
+    s = x[0] @ x[1].swapaxes(-1, -2) / 32**0.5
+    s = np.where(np.tri(70, dtype=bool), s, -np.inf) if causal else s
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    dp = x[3] @ x[2].swapaxes(-1, -2)
+    ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / 32**0.5
+    want = (ds @ x[1], ds.swapaxes(-1, -2) @ x[0], p.swapaxes(-1, -2) @ x[3])
+    for got, expected in zip(grads, want, strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-5)
+    if eg.device().target.images:
+        assert compiled.plan.images

@@ -15,10 +15,11 @@ from ..schedule.kernel import KernelSource
 from ..schedule.space import Analysis
 from ..schedule.tile import Tile
 from ..schedule.tile_attention import Pass, attention_candidates
-from .contract import Operand, load_cost, load_function, store_function, write_tile
+from .contract import Operand, load_cost, load_function, store_function, stores_fours, write_tile
 from .emitter import Emitter, Value
 from .source import Job, finish
 
+_WORTH_A_COPY = 1200  # loads by a whole subgroup, from where on images save something
 _FORWARD = ("q", "k", "v")
 _BACKWARD = ("q", "k", "v", "lse", "delta", "do")
 # a pass: the results that it gives, with the names of their stores and of their vector flags
@@ -74,14 +75,14 @@ class _Attention:
             [self.job.held_by(o) for o in self.job.group.outputs], dict(self.job.memory)
         )
         operands = self._operands()
+        reused = self._reused(tile)
 
         def load(
             name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None
         ) -> str:
             where = (*coords, "0u") if name in _ROWS else coords
-            function = load_function(
-                emitter, f"load_{name}", operands[name], axis if vec == 4 else None
-            )
+            lanes = axis if vec == 4 else None
+            function = load_function(emitter, f"load_{name}", operands[name], lanes, name in reused)
             return f"let {result} = {function}({', '.join(where)});"
 
         values = {**self._attributes(), **self._vectors(operands), "load": load}
@@ -89,8 +90,8 @@ class _Attention:
             values[f"store_{name}"] = self._store(emitter, item)
         for k, out in enumerate(self.job.group.outputs):
             name = _RESULTS[self.step][_item(self.a, out)]
-            straight = self.a.space[out].turned == ((), ())
-            emitter.accesses[k].vector = bool(values.get(f"{name}_vec")) and straight
+            fours = name != "lse" and stores_fours(self.a.space[out], out, *self._places(name))
+            emitter.accesses[k].vector = bool(values.get(f"{name}_vec")) and fours
         features = ("subgroup",) if "L" in tile.values or tile.values.get("shuffle") else ()
         return finish(
             self.job,
@@ -101,6 +102,31 @@ class _Attention:
             tile.workgroup,
             features=features,
         )
+
+    def _reused(self, tile: Tile) -> tuple[str, ...]:
+        """Operands that every tile loads whole: worth copies in images when tiles are many."""
+        if "L" not in tile.values or not self.job.target.images:
+            return ()
+        bh, tq, tk, d, dv = self.heads
+        rows, columns = (tk, tq) if self.step == "kv" else (tq, tk)
+        lanes, each = (tile.values[name] for name in ("L", "QR" if self.step == "forward" else "R"))
+        assert isinstance(lanes, int)
+        assert isinstance(each, int)
+        tiles = -(-rows // (lanes * each))
+        loads = bh * tiles * -(-columns // lanes) * (d + dv) // 4
+        if tiles == 1 or loads < _WORTH_A_COPY:
+            return ()
+        return ("q", "do") if self.step == "kv" else ("k", "v")
+
+    def _places(self, name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The coordinates of a result, and their extents."""
+        bh, tq, tk, d, dv = self.heads
+        extents = {
+            "o": (bh, tq, dv), "lse": (bh, tq),
+            "dq": (bh, tq, d), "dk": (bh, tk, d), "dv": (bh, tk, dv),
+        }  # fmt: skip
+        axes = ("bh", "key" if name in ("dk", "dv") else "query", "d")
+        return axes[: len(extents[name])], extents[name]
 
     def _tile(self) -> Tile:
         hint = self.job.hints.get(f"tile_{self.step}")
@@ -158,17 +184,8 @@ class _Attention:
         if not outputs and self.step == "forward" and item == 1:
             return None
         got = next((n for n in self.a.body if isinstance(n.op, Get) and n.op.index == item), None)
-        bh, tq, tk, d, dv = self.heads
-        extents = {
-            "o": (bh, tq, dv),
-            "lse": (bh, tq),
-            "dq": (bh, tq, d),
-            "dk": (bh, tk, d),
-            "dv": (bh, tk, dv),
-        }
         name = _RESULTS[self.step][item]
-
-        axes = ("bh", "key" if name in ("dk", "dv") else "query", "d")[: len(extents[name])]
+        axes, extents = self._places(name)
 
         def write(em: Emitter, flat: Index, value: Value) -> None:
             if got is not None:
@@ -176,9 +193,7 @@ class _Attention:
             write_tile(em, self.a, outputs, flat)
 
         def store(coords: Sequence[str], value: str, vec: int = 1) -> str:
-            function = store_function(
-                emitter, f"store_{name}", axes, extents[name], vec == 4, write
-            )
+            function = store_function(emitter, f"store_{name}", axes, extents, vec == 4, write)
             return f"{function}({', '.join((*coords, value))});"
 
         return store

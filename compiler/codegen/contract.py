@@ -96,8 +96,11 @@ class _Product:
         )
         wide = self.n % 4 == 0 and not tile.swap
         for k, access in enumerate(emitter.accesses):
-            fours = partial is not None or self._stores_fours(outputs[k])
-            access.vector = wide and fours
+            out, extents = outputs[k], (self.batch, self.m, self.n)
+            straight = partial is not None or stores_fours(
+                self.a.space[out], out, ("batch", "m", "n"), extents
+            )
+            access.vector = wide and straight
 
         def load(
             name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None
@@ -134,15 +137,6 @@ class _Product:
             tile.workgroup,
             features=features,
         )
-
-    def _stores_fours(self, output: Node) -> bool:
-        """Whether four neighbouring results of a row are four neighbours of an output as well."""
-        em = Emitter((), {})
-        extents = (self.batch, self.m, self.n)
-        if self.n % 4:
-            return False
-        at = flatten(coordinates(em, ("batch", "m", "n"), extents, 2), extents)
-        return aligned(turned(self.a.space[output], at), output.type.size)
 
     def _is_long(self, emitter: Emitter, store: Callable[..., str], vec: int) -> bool:
         """Whether what follows a result is so long that it should be in the text once."""
@@ -220,6 +214,14 @@ def coordinates(
         quad = em.variable("quad", extent // 4, f"{name} / 4u") * 4 + V if k == lanes else None
         out.append(em.variable(name, extent) if quad is None else quad)
     return out
+
+
+def stores_fours(space: Space, output: Node, axes: Sequence[str], extents: tuple[int, ...]) -> bool:
+    """Whether four neighbours along the last axis of a tile are four neighbours of an output."""
+    if extents[-1] % 4:
+        return False
+    at = flatten(coordinates(Emitter((), {}), axes, extents, len(axes) - 1), extents)
+    return aligned(turned(space, at), output.type.size)
 
 
 def load_function(
