@@ -65,7 +65,7 @@ class Draft:
     # -- outputs: a view of a value lies where the value lies
 
     def find_roots(self) -> bool:
-        """Follow views from the outputs to the values they lie in; False when they go in circles."""
+        """Follow views from the outputs to the values below them; False when they go in circles."""
         p, must, chain = self.p, dict[int, int](), set[int]()
         for c in p.roots:
             path = {c}
