@@ -272,6 +272,17 @@ def test_unit_floats() -> None:
     assert got.max() < 1
 
 
+PACKED = ["field_1", "field_2", "field_4", "field_8", "unpack_half", "unpack_bfloat"]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_numbers_packed_in_words(name: str) -> None:
+    place = RNG.integers(0, 40, 4096, dtype=np.uint32)
+    word = words(4096)
+    got, want = run(ELEMENTWISE[name], word, place), ELEMENTWISE[name].evaluate(word, place)
+    assert np.array_equal(got, want[: got.size], equal_nan=True)
+
+
 def test_every_function_is_tested() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     others = {"not", "select", "barrier"}  # no function of the library

@@ -100,4 +100,4 @@ def test_times_for_other_kernels_are_refused() -> None:
 def test_a_name_that_the_wgsl_uses_is_changed() -> None:
     text = kernel_wgsl(step(), 0)
     assert "x_b: array<f32>" in text
-    assert "let x = model_w[0];" in text
+    assert "let x = x_b[0];" in text

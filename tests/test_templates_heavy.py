@@ -174,13 +174,15 @@ def check_product(device: wgpu.GPUDevice, product: Product, tile: Tile) -> None:
     }  # fmt: skip
     if tile.swap:
         values = swapped(values)
-    code = render(tile.template, **values, **tile.values)
-    (c,) = run(device, code, [o.stored() for o in operands.values()], [prod(shape)], tile.grid)
-    got = c.reshape(tile.splits, p.batch, p.m, p.n).astype(np.float64).sum(0)
     wide = a.astype(np.float64) * 2 + 1
     want = wide @ b.astype(np.float64) + 3 * tile.splits
     scale = np.abs(wide) @ np.abs(b).astype(np.float64) + 3
-    assert np.max(np.abs(got - want) / scale) < 2e-6
+    for staged in (False, True) if tile.template == "contract_cpu.wgsl.j2" else (None,):
+        more = {} if staged is None else {"staged": staged}
+        code = render(tile.template, **values, **more, **tile.values)
+        (c,) = run(device, code, [o.stored() for o in operands.values()], [prod(shape)], tile.grid)
+        got = c.reshape(tile.splits, p.batch, p.m, p.n).astype(np.float64).sum(0)
+        assert np.max(np.abs(got - want) / scale) < 2e-6
 
 
 def with_values(tile: Tile, splits: int | None = None, **changes: object) -> Tile:
