@@ -27,7 +27,7 @@ BLOCK_SECONDS = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison: what we run, what PyTorch runs (given its module), and the ratio asked for."""
+    """One comparison: what we run, what PyTorch runs (given its module), the ratio asked for."""
 
     name: str
     ours: Callable[[], ours.Work]
@@ -126,7 +126,8 @@ def measure_ours(row: Row) -> dict[str, Any]:
     eg.device().trim()
     gc.collect()
     return {"eggpu_ms": seconds * 1e3, "first_s": first, "dispatches": len(plan.kernels),
-            "eggpu_bytes": plan.peak_bytes, "gflop": sum(k.flops for k in plan.kernels) / 1e9}  # fmt: skip
+            "eggpu_bytes": plan.peak_bytes,
+            "gflop": sum(k.flops for k in plan.kernels) / 1e9}  # fmt: skip
 
 
 def compared(row: Row, mine: dict[str, Any], peer: Any) -> dict[str, Any]:
@@ -174,7 +175,8 @@ def best(run: Callable[[], Any], synchronize: Callable[[], None]) -> float:
 def line(found: dict[str, Any]) -> str:
     """A row as text."""
     theirs = f"{found['torch_ms']:10.3f}{found['ratio']:7.2f}" if "ratio" in found else f"{'':17}"
-    return f"{found['work']:24}{found['against']:>18}{found['eggpu_ms']:10.3f}{theirs}{found['goal']:6.2f}"
+    ours_text = f"{found['work']:24}{found['against']:>18}{found['eggpu_ms']:10.3f}"
+    return f"{ours_text}{theirs}{found['goal']:6.2f}"
 
 
 if __name__ == "__main__":
