@@ -28,7 +28,7 @@ from eggpu.compiler.library.linalg import dot as dot
 from eggpu.compiler.library.linalg import matmul as matmul
 from eggpu.compiler.library.linalg import outer as outer
 from eggpu.compiler.library.linalg import tensordot as tensordot
-from eggpu.compiler.library.math import abs as abs  # noqa: A004
+from eggpu.compiler.library.math import abs as abs
 from eggpu.compiler.library.math import acos as acos
 from eggpu.compiler.library.math import add as add
 from eggpu.compiler.library.math import asin as asin
@@ -60,9 +60,9 @@ from eggpu.compiler.library.math import left_shift as left_shift
 from eggpu.compiler.library.math import less as less
 from eggpu.compiler.library.math import less_equal as less_equal
 from eggpu.compiler.library.math import log as log
-from eggpu.compiler.library.math import log10 as log10
 from eggpu.compiler.library.math import log1p as log1p
 from eggpu.compiler.library.math import log2 as log2
+from eggpu.compiler.library.math import log10 as log10
 from eggpu.compiler.library.math import logical_and as logical_and
 from eggpu.compiler.library.math import logical_not as logical_not
 from eggpu.compiler.library.math import logical_or as logical_or
@@ -75,7 +75,7 @@ from eggpu.compiler.library.math import not_equal as not_equal
 from eggpu.compiler.library.math import power as power
 from eggpu.compiler.library.math import remainder as remainder
 from eggpu.compiler.library.math import right_shift as right_shift
-from eggpu.compiler.library.math import round as round  # noqa: A004
+from eggpu.compiler.library.math import round as round
 from eggpu.compiler.library.math import rsqrt as rsqrt
 from eggpu.compiler.library.math import sigmoid as sigmoid
 from eggpu.compiler.library.math import sign as sign
@@ -96,18 +96,18 @@ from eggpu.compiler.library.ordering import cumprod as cumprod
 from eggpu.compiler.library.ordering import cumsum as cumsum
 from eggpu.compiler.library.ordering import sort as sort
 from eggpu.compiler.library.ordering import topk as topk
-from eggpu.compiler.library.reductions import all as all  # noqa: A004
-from eggpu.compiler.library.reductions import any as any  # noqa: A004
+from eggpu.compiler.library.reductions import all as all
+from eggpu.compiler.library.reductions import any as any
 from eggpu.compiler.library.reductions import argmax as argmax
 from eggpu.compiler.library.reductions import argmin as argmin
 from eggpu.compiler.library.reductions import logsumexp as logsumexp
-from eggpu.compiler.library.reductions import max as max  # noqa: A004
+from eggpu.compiler.library.reductions import max as max
 from eggpu.compiler.library.reductions import mean as mean
-from eggpu.compiler.library.reductions import min as min  # noqa: A004
+from eggpu.compiler.library.reductions import min as min
 from eggpu.compiler.library.reductions import norm as norm
 from eggpu.compiler.library.reductions import prod as prod
 from eggpu.compiler.library.reductions import std as std
-from eggpu.compiler.library.reductions import sum as sum  # noqa: A004
+from eggpu.compiler.library.reductions import sum as sum
 from eggpu.compiler.library.reductions import var as var
 from eggpu.compiler.library.shaping import arange as arange
 from eggpu.compiler.library.shaping import broadcast_to as broadcast_to
@@ -152,10 +152,11 @@ from eggpu.runtime import DeviceError as DeviceError
 from eggpu.runtime import DonatedError as DonatedError
 from eggpu.saved import load as load
 from eggpu.session import Compiled as Compiled
-from eggpu.session import compile as compile  # noqa: A004
+from eggpu.session import compile as compile
 from eggpu.session import device as device
 from eggpu.session import put as put
 from eggpu.session import synchronize as synchronize
+
 from eggpu import nn as nn  # isort: skip
 from eggpu import optim as optim  # isort: skip
 from eggpu import rules as rules  # isort: skip

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 import eggpu
-from eggpu.commands import compile as compile_
 from eggpu.commands import calibrate, devices, doctor, embed, generate, inspect, rules, train
+from eggpu.commands import compile as compile_
 from eggpu.compiler.errors import EggpuError
 from eggpu.runtime import DeviceError, DonatedError, KernelError
 

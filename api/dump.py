@@ -13,7 +13,10 @@ from eggpu.report import egraph_text
 
 def stages(compilation: Compilation) -> dict[str, str]:
     """File name to text, in the order of the pipeline. Deterministic: no times of this run."""
-    out = {"0-trace.ir": print_graph(compilation.trace), "1-grad.ir": print_graph(compilation.graph)}
+    out = {
+        "0-trace.ir": print_graph(compilation.trace),
+        "1-grad.ir": print_graph(compilation.graph),
+    }
     if compilation.egraph is not None:
         out["2-egraph.txt"] = egraph_text(compilation)
     out["3-best.ir"] = print_graph(compilation.selection.graph)
@@ -31,5 +34,7 @@ def write(compilation: Compilation, folder: Path) -> Path:
     for name, text in stages(compilation).items():
         (folder / name).write_text(text.rstrip() + "\n", encoding="utf-8")
     for i, kernel in enumerate(compilation.plan.kernels):
-        (kernels / f"{i:03d}-{kernel.name}.wgsl").write_text(kernel_wgsl(compilation.plan, i), encoding="utf-8")
+        (kernels / f"{i:03d}-{kernel.name}.wgsl").write_text(
+            kernel_wgsl(compilation.plan, i), encoding="utf-8"
+        )
     return folder

@@ -36,7 +36,9 @@ class Difference:
         return (self.left + self.right) / 2
 
     def __str__(self) -> str:
-        place = f"{self.argument}[{', '.join(map(str, self.index))}]" if self.index else self.argument
+        place = (
+            f"{self.argument}[{', '.join(map(str, self.index))}]" if self.index else self.argument
+        )
         text = f"{place}: gradient {self.gradient:.6g}, finite difference {self.numeric:.6g}"
         if abs(self.left - self.right) > 1e-2 * (1e-3 + abs(self.left) + abs(self.right)):
             text += f" (a corner: {self.left:.6g} from the left, {self.right:.6g} from the right)"
@@ -46,7 +48,9 @@ class Difference:
 class WrongGradient(EggpuError, AssertionError):
     """A gradient that is not the finite difference; `differences` has the elements, worst first."""
 
-    def __init__(self, name: str, order: int, differences: Sequence[Difference], checked: int) -> None:
+    def __init__(
+        self, name: str, order: int, differences: Sequence[Difference], checked: int
+    ) -> None:
         self.differences = tuple(differences)
         which = {1: "gradient", 2: "second-order gradient"}.get(order, f"gradient of order {order}")
         lines = [f"the {which} of {name} is wrong in {len(differences)} of {checked} elements"]
@@ -138,7 +142,9 @@ class _Check:
         moved[k][index] += move
         return float(evaluate(self.graph, moved, np.float64)[0])
 
-    def run(self, rng: np.random.Generator, rtol: float, atol: float, most: int) -> list[Difference]:
+    def run(
+        self, rng: np.random.Generator, rtol: float, atol: float, most: int
+    ) -> list[Difference]:
         """The elements that differ, worst first."""
         here = float(evaluate(self.graph, self.values, np.float64)[0])
         found: list[tuple[float, Difference]] = []

@@ -38,7 +38,9 @@ class LoadedPlan:
 
         on = self._executable.device
         buffers = self._executable([_buffer(v, on) for v in leaves])
-        return [Array(storage=DeviceStorage(t, b)) for t, b in zip(self.types, buffers, strict=True)]
+        return [
+            Array(storage=DeviceStorage(t, b)) for t, b in zip(self.types, buffers, strict=True)
+        ]
 
 
 def load(path: str | Path) -> LoadedPlan:
@@ -49,6 +51,8 @@ def load(path: str | Path) -> LoadedPlan:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if content.get("format") != FORMAT:
             raise IRError(f"{path} is not a plan of format {FORMAT}")
-        return LoadedPlan(plan_from_json(content["plan"]), [parse_type(t) for t in content["types"]])
+        return LoadedPlan(
+            plan_from_json(content["plan"]), [parse_type(t) for t in content["types"]]
+        )
     except (ValueError, KeyError, AttributeError) as error:
         raise IRError(f"{path} is not a saved plan: {error}") from error

@@ -121,13 +121,17 @@ class Compiled:
         self._donate = tuple(self._position(d) for d in donate)
         self._versions: dict[Any, _Version] = {}
         self._latest: _Version | None = None
-        self.recompilations: list[str] = []  # why each further signature needed a program of its own
+        self.recompilations: list[
+            str
+        ] = []  # why each further signature needed a program of its own
 
     def _position(self, argument: str | int) -> int:
         if isinstance(argument, int):
             return argument
         if argument not in self._parameters:
-            raise TraceError(f"donate names {argument!r}, but {self.name} has the parameters {', '.join(self._parameters)}")
+            raise TraceError(
+                f"donate names {argument!r}, but {self.name} has the parameters {', '.join(self._parameters)}"
+            )
         return self._parameters.index(argument)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,14 +141,23 @@ class Compiled:
         version = self._version(leaves, structure)
         on = version.executable.device
         buffers = version.executable([_buffer(v, on) for v in leaves])
-        out = [Array(storage=DeviceStorage(t, b)) for t, b in zip(version.types, buffers, strict=True)]
+        out = [
+            Array(storage=DeviceStorage(t, b)) for t, b in zip(version.types, buffers, strict=True)
+        ]
         return pytree.unflatten(version.traced.results, out)
 
     def _version(self, leaves: Sequence[Any], structure: pytree.Structure) -> _Version:
         on, types = device(), [leaf_type(v) for v in leaves]
         latest = self._latest
-        if latest is not None and latest.executable.device is on and latest.takes == (structure, types):
-            latest.takes = (structure, types)  # the same objects as in the next call: compared in no time
+        if (
+            latest is not None
+            and latest.executable.device is on
+            and latest.takes == (structure, types)
+        ):
+            latest.takes = (
+                structure,
+                types,
+            )  # the same objects as in the next call: compared in no time
             return latest
         key = (structure, tuple(types), id(on))
         found = self._versions.get(key)
@@ -161,7 +174,9 @@ class Compiled:
         known = [k for k in self._versions if k[0] == structure and len(k[1]) == len(types)]
         if not known:
             return "the arguments have another structure or other static values"
-        changed = [(i, a, b) for i, (a, b) in enumerate(zip(known[-1][1], types, strict=True)) if a != b]
+        changed = [
+            (i, a, b) for i, (a, b) in enumerate(zip(known[-1][1], types, strict=True)) if a != b
+        ]
         if not changed:
             return "another device"
         names = self._latest.graph.input_names if self._latest else ()
@@ -171,7 +186,9 @@ class Compiled:
     def _compile(self, leaves: Sequence[Any], structure: pytree.Structure, on: Device) -> _Version:
         seconds: dict[str, float] = {}
         with timed(seconds, "trace"):
-            args, kwargs = pytree.unflatten(structure, [Array(storage=_TypeOnly(leaf_type(v))) for v in leaves])
+            args, kwargs = pytree.unflatten(
+                structure, [Array(storage=_TypeOnly(leaf_type(v))) for v in leaves]
+            )
             traced = trace_call(self.function, args, kwargs, names=self._parameters, name=self.name)
             graph = traced.graph.replace(donated=self._donated(structure))
         with timed(seconds, "look up"):
@@ -195,7 +212,9 @@ class Compiled:
             if k in self._donate:
                 out += range(at, at + child.leaves)
             at += child.leaves
-        for key, child in zip(structure.children[1].keys, structure.children[1].children, strict=True):
+        for key, child in zip(
+            structure.children[1].keys, structure.children[1].children, strict=True
+        ):
             if key in self._parameters and self._parameters.index(key) in self._donate:
                 out += range(at, at + child.leaves)
             at += child.leaves
@@ -207,7 +226,9 @@ class Compiled:
 
     def _current(self) -> _Version:
         if self._latest is None:
-            raise TraceError(f"{self.name} has not been compiled yet: call it, or {self.name}.compile(*args)")
+            raise TraceError(
+                f"{self.name} has not been compiled yet: call it, or {self.name}.compile(*args)"
+            )
         return self._latest
 
     @property
@@ -232,7 +253,9 @@ class Compiled:
         """Each kernel's shader, by a name with its place in the plan."""
         from eggpu.compiler.schedule.show import kernel_wgsl
 
-        return {f"{i:03d}-{k.name}": kernel_wgsl(self.plan, i) for i, k in enumerate(self.plan.kernels)}
+        return {
+            f"{i:03d}-{k.name}": kernel_wgsl(self.plan, i) for i, k in enumerate(self.plan.kernels)
+        }
 
     @property
     def memory(self) -> str:
@@ -256,13 +279,17 @@ class Compiled:
         from eggpu.dump import stages
 
         compilation = self.compile(*args, **kwargs)
-        return "\n\n".join(f"==== {name} ====\n{text.rstrip()}" for name, text in stages(compilation).items())
+        return "\n\n".join(
+            f"==== {name} ====\n{text.rstrip()}" for name, text in stages(compilation).items()
+        )
 
     def dump(self, folder: str | Path, *args: Any, **kwargs: Any) -> Path:
         """Write every stage and every kernel to numbered files in a folder; the latest signature without arguments."""
         from eggpu.dump import write
 
-        compilation = self.compile(*args, **kwargs) if args or kwargs else self._current().compilation()
+        compilation = (
+            self.compile(*args, **kwargs) if args or kwargs else self._current().compilation()
+        )
         return write(compilation, Path(folder))
 
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
@@ -270,7 +297,10 @@ class Compiled:
         leaves, structure = pytree.flatten((args, kwargs))
         version = self._version(leaves, structure)
         on = version.executable.device
-        return Profile(version.executable.plan, tuple(version.executable.profile([_buffer(v, on) for v in leaves])))
+        return Profile(
+            version.executable.plan,
+            tuple(version.executable.profile([_buffer(v, on) for v in leaves])),
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the latest plan so that `eggpu.load` runs it without the compiler."""
@@ -303,7 +333,7 @@ class Profile:
         return plan_text(self.plan, measured_ns=self.ns)
 
 
-def compile(  # noqa: A001
+def compile(
     function: Callable[..., Any] | None = None, *, donate: Sequence[str | int] | str = (), name: str | None = None,
     options: Options | None = None, cache: bool = True, **changes: Any,
 ) -> Any:  # fmt: skip
@@ -317,8 +347,12 @@ def compile(  # noqa: A001
     ... def step(model, x): ...
     """
     if function is None:
-        return functools.partial(compile, donate=donate, name=name, options=options, cache=cache, **changes)
+        return functools.partial(
+            compile, donate=donate, name=name, options=options, cache=cache, **changes
+        )
     from dataclasses import replace
 
     given = replace(options or Options(), **changes)
-    return Compiled(function, (donate,) if isinstance(donate, (str, int)) else donate, name, given, cache)
+    return Compiled(
+        function, (donate,) if isinstance(donate, (str, int)) else donate, name, given, cache
+    )

@@ -48,7 +48,9 @@ def floats(*shape: int, seed: int = 0) -> Array:
 
 
 def np_gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)))
+    return (
+        0.5 * x * (1 + np.tanh(np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)))
+    )
 
 
 def np_softmax(x: Array) -> Array:
@@ -61,7 +63,9 @@ def np_attention(q: Array, k: Array, v: Array) -> Array:
 
 
 def np_conv(x: Array, w: Array) -> Array:
-    view = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), (2, 3))
+    view = np.lib.stride_tricks.sliding_window_view(
+        np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), (2, 3)
+    )
     return np.tensordot(view, w, ((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
 
 
@@ -76,21 +80,88 @@ def cases(scale: int) -> Iterator[Case]:
     n = 2048 // scale
     square, ids = floats(n, n), np.random.default_rng(1).integers(0, 1000, 4 * n).astype(np.int32)
     F = torch.nn.functional if torch else None
-    yield Case("elementwise", f"gelu {n}x{n}", (square,), lambda x: nn.gelu(x, "tanh"), np_gelu, lambda x: F.gelu(x, approximate="tanh"))
-    yield Case("elementwise", f"add {n}x{n}", (square, floats(n, n, seed=1)), eg.add, np.add, lambda x, y: x + y)
-    yield Case("move", f"transpose {n}x{n}", (square,), eg.transpose, lambda x: np.ascontiguousarray(x.T), lambda x: x.T.contiguous())
-    yield Case("move", f"gather rows {4 * n} of 1000x256", (floats(1000, 256), ids), lambda x, i: eg.take(x, i, 0), lambda x, i: x[i], lambda x, i: x[i])
-    yield Case("reduce", f"sum rows {n}x{n}", (square,), lambda x: x.sum(1), lambda x: x.sum(1), lambda x: x.sum(1))
-    yield Case("reduce", f"sum columns {n}x{n}", (square,), lambda x: x.sum(0), lambda x: x.sum(0), lambda x: x.sum(0))
-    yield Case("reduce", f"softmax {n}x{n}", (square,), nn.softmax, np_softmax, lambda x: F.softmax(x, -1))
+    yield Case(
+        "elementwise",
+        f"gelu {n}x{n}",
+        (square,),
+        lambda x: nn.gelu(x, "tanh"),
+        np_gelu,
+        lambda x: F.gelu(x, approximate="tanh"),
+    )
+    yield Case(
+        "elementwise",
+        f"add {n}x{n}",
+        (square, floats(n, n, seed=1)),
+        eg.add,
+        np.add,
+        lambda x, y: x + y,
+    )
+    yield Case(
+        "move",
+        f"transpose {n}x{n}",
+        (square,),
+        eg.transpose,
+        lambda x: np.ascontiguousarray(x.T),
+        lambda x: x.T.contiguous(),
+    )
+    yield Case(
+        "move",
+        f"gather rows {4 * n} of 1000x256",
+        (floats(1000, 256), ids),
+        lambda x, i: eg.take(x, i, 0),
+        lambda x, i: x[i],
+        lambda x, i: x[i],
+    )
+    yield Case(
+        "reduce",
+        f"sum rows {n}x{n}",
+        (square,),
+        lambda x: x.sum(1),
+        lambda x: x.sum(1),
+        lambda x: x.sum(1),
+    )
+    yield Case(
+        "reduce",
+        f"sum columns {n}x{n}",
+        (square,),
+        lambda x: x.sum(0),
+        lambda x: x.sum(0),
+        lambda x: x.sum(0),
+    )
+    yield Case(
+        "reduce", f"softmax {n}x{n}", (square,), nn.softmax, np_softmax, lambda x: F.softmax(x, -1)
+    )
     yield Case("reduce", f"layer norm {n}x{n}", (square,), nn.layer_norm,
                lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5), lambda x: F.layer_norm(x, (n,)))  # fmt: skip
     m = 1024 // scale
-    yield Case("contract", f"matmul {m}x{m}x{m}", (floats(m, m), floats(m, m, seed=1)), eg.matmul, np.matmul, lambda a, b: a @ b, 1e-3)
+    yield Case(
+        "contract",
+        f"matmul {m}x{m}x{m}",
+        (floats(m, m), floats(m, m, seed=1)),
+        eg.matmul,
+        np.matmul,
+        lambda a, b: a @ b,
+        1e-3,
+    )
     yield Case("scatter", f"scatter-add {4 * n}x64 into 1000", (floats(4 * n, 64), ids), lambda u, i: eg.scatter_add(eg.zeros((1000, 64)), 0, i, u), np_scatter,
                lambda u, i: torch.zeros(1000, 64).index_add_(0, i, u), 1e-3)  # fmt: skip
-    yield Case("scan", f"cumsum {n}x{n}", (square,), lambda x: eg.cumsum(x, 1), lambda x: np.cumsum(x, 1), lambda x: x.cumsum(1), 1e-3)
-    yield Case("sort", f"argsort 8x{4 * n}", (floats(8, 4 * n),), eg.argsort, lambda x: np.argsort(x, -1, kind="stable"), lambda x: torch.sort(x, stable=True)[1])
+    yield Case(
+        "scan",
+        f"cumsum {n}x{n}",
+        (square,),
+        lambda x: eg.cumsum(x, 1),
+        lambda x: np.cumsum(x, 1),
+        lambda x: x.cumsum(1),
+        1e-3,
+    )
+    yield Case(
+        "sort",
+        f"argsort 8x{4 * n}",
+        (floats(8, 4 * n),),
+        eg.argsort,
+        lambda x: np.argsort(x, -1, kind="stable"),
+        lambda x: torch.sort(x, stable=True)[1],
+    )
     c = 32 // max(1, scale // 2)
     yield Case("window", f"conv 3x3 8x{c}x32x32", (floats(8, c, 32, 32), floats(c, c, 3, 3, seed=1)), lambda x, w: nn.conv2d(x, w, padding=1), np_conv,
                lambda x, w: F.conv2d(x, w, padding=1), 1e-3)  # fmt: skip
@@ -116,7 +187,9 @@ def runners(case: Case) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {"eggpu": ours, "numpy": lambda: case.numpy(*case.args)}
     if torch:
         # torch indexes with 64-bit integers
-        tensors = [torch.from_numpy(a.astype(np.int64) if a.dtype == np.int32 else a) for a in case.args]
+        tensors = [
+            torch.from_numpy(a.astype(np.int64) if a.dtype == np.int32 else a) for a in case.args
+        ]
         found["torch"] = lambda: case.torch(*tensors)
     return found
 
@@ -139,7 +212,9 @@ def measure(case: Case, blocks: int, seconds: float) -> dict[str, Any]:
             best[name] = min(best[name], (time.perf_counter() - start) / repeat[name])
     row: dict[str, Any] = {"kind": case.kind, "name": case.name}
     row |= {f"{name}_ms": round(1e3 * t, 4) for name, t in best.items()}
-    row |= {f"times_{name}": round(t / best["eggpu"], 3) for name, t in best.items() if name != "eggpu"}
+    row |= {
+        f"times_{name}": round(t / best["eggpu"], 3) for name, t in best.items() if name != "eggpu"
+    }
     return row
 
 
@@ -159,10 +234,20 @@ def main() -> None:
         if args.only in case.kind or args.only in case.name:
             rows.append(measure(case, args.blocks, args.seconds))
             if not args.json:
-                shown = "  ".join(f"{k} {v}" for k, v in rows[-1].items() if k not in ("kind", "name"))
+                shown = "  ".join(
+                    f"{k} {v}" for k, v in rows[-1].items() if k not in ("kind", "name")
+                )
                 print(f"{case.kind:12} {case.name:34} {shown}", flush=True)
     if args.json:
-        print(json.dumps({"device": eg.device().target.name, "torch": torch.__version__ if torch else None, "rows": rows}))
+        print(
+            json.dumps(
+                {
+                    "device": eg.device().target.name,
+                    "torch": torch.__version__ if torch else None,
+                    "rows": rows,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from .ir import Kind, Node, _recorders, at_line, topological
 from .ops import full
 from .tracing import Array, array, note
 
-
 # A mask reaches values through these; products and sorted sums mix places.
 _MASKED = (Kind.ELEMENTWISE, Kind.MOVE, Kind.REDUCE)
 
 
-def vjp_nodes(outputs: Sequence[Node], cotangents: Sequence[Node], wrt: Sequence[Node]) -> list[Node]:
+def vjp_nodes(
+    outputs: Sequence[Node], cotangents: Sequence[Node], wrt: Sequence[Node]
+) -> list[Node]:
     """The cotangents of `wrt`, given those of `outputs`; zeros where an output does not depend on them.
 
     Where a select hides a value, its cotangent is 0 and stays 0, even where a derivative below is infinite or NaN.
@@ -40,7 +41,9 @@ class _Backward:
             if node in self.wanted or any(o in self.active for o in node.operands):
                 self.active.add(node)
         self.total: dict[Node, Node] = {}
-        self.items: dict[Node, dict[int, Node]] = {}  # cotangents of the results of a node with several
+        self.items: dict[
+            Node, dict[int, Node]
+        ] = {}  # cotangents of the results of a node with several
         self.masked: set[Node] = set()
 
     def accumulate(self, node: Node, value: Node | None) -> None:
@@ -78,11 +81,15 @@ class _Backward:
             return
         types = node.type.items  # type: ignore[attr-defined]
         cotangents = tuple(given.get(k) or full(0, t.shape, t.dtype) for k, t in enumerate(types))
-        for operand, part in zip(node.operands, node.op.vjp(cotangents, node, *node.operands), strict=True):  # type: ignore[arg-type]
+        for operand, part in zip(
+            node.operands, node.op.vjp(cotangents, node, *node.operands), strict=True
+        ):  # type: ignore[arg-type]
             self.accumulate(operand, part)
 
 
-def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable[..., Any]:
+def value_and_grad(
+    function: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
     """A function that gives `(value, gradients)` of a scalar function.
 
     Gradients have the structure of the argument (of the tuple of arguments when `argnums` is a sequence); integer and
@@ -93,7 +100,9 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] = 
         single = isinstance(argnums, int)
         numbers = [argnums] if isinstance(argnums, int) else list(argnums)
         if any(not -len(args) <= k < len(args) for k in numbers):
-            raise TraceError(f"argnums {argnums} is out of range: the function was called with {len(args)} positional arguments")
+            raise TraceError(
+                f"argnums {argnums} is out of range: the function was called with {len(args)} positional arguments"
+            )
         leaves, structure = pytree.flatten([args[k] for k in numbers])
         arrays = [array(v) for v in leaves]
         fresh = _fresh(arrays)
@@ -115,7 +124,9 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] = 
     return run
 
 
-def grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable[..., Any]:
+def grad(
+    function: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
     """A function that gives the gradients of a scalar function (and aux); see value_and_grad."""
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
@@ -126,7 +137,9 @@ def grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_
     return run
 
 
-def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+def vjp(
+    function: Callable[..., Any], *primals: Any
+) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """`(result, pullback)` where `pullback(cotangent)` gives the cotangents of all primals."""
     leaves, structure = pytree.flatten(list(primals))
     fresh = _fresh([array(v) for v in leaves])

@@ -54,7 +54,7 @@ def _custom(inputs: Sequence[Node], outputs: Sequence[Node], pullback: Pullback)
     return [Array(get(call, k)) for k in range(len(outputs))]
 
 
-class custom_vjp:  # noqa: N801 - used as a decorator
+class custom_vjp:
     """A function whose gradient is given, as in JAX.
 
     >>> @eggpu.custom_vjp
@@ -79,7 +79,9 @@ class custom_vjp:  # noqa: N801 - used as a decorator
 
     def __call__(self, *args: Any) -> Any:
         if self.forward is None or self.backward is None:
-            raise TraceError(f"{self._label} has no gradient yet: give it by {self._label}.defvjp(forward, backward)")
+            raise TraceError(
+                f"{self._label} has no gradient yet: give it by {self._label}.defvjp(forward, backward)"
+            )
         leaves, structure = pytree.flatten(list(args))
         inputs = [array(v).node for v in leaves]
         out, kept = self.forward(*pytree.unflatten(structure, [Array(n) for n in inputs]))
@@ -98,11 +100,15 @@ class custom_vjp:  # noqa: N801 - used as a decorator
     def _label(self) -> str:
         return getattr(self.function, "__name__", "the function")
 
-    def _cotangents(self, kept: Any, given: Any, args: Sequence[Any], inputs: Sequence[Node]) -> list[Node | None]:
+    def _cotangents(
+        self, kept: Any, given: Any, args: Sequence[Any], inputs: Sequence[Node]
+    ) -> list[Node | None]:
         assert self.backward is not None
         parts = self.backward(kept, given)
         if not isinstance(parts, (tuple, list)) or len(parts) != len(args):
-            raise TraceError(f"the backward function of {self._label} gives a tuple of {len(args)} cotangents, got {parts!r}")
+            raise TraceError(
+                f"the backward function of {self._label} gives a tuple of {len(args)} cotangents, got {parts!r}"
+            )
         out: list[Node | None] = []
         for part, arg in zip(parts, args, strict=True):
             leaves, structure = pytree.flatten(arg)
@@ -111,11 +117,15 @@ class custom_vjp:  # noqa: N801 - used as a decorator
                 continue
             cotangents, same = pytree.flatten(part)
             if same != structure:
-                raise TraceError(f"a cotangent of {self._label} needs the structure of its argument")
+                raise TraceError(
+                    f"a cotangent of {self._label} needs the structure of its argument"
+                )
             out += [array(c).node for c in cotangents]
         for found, n in zip(out, inputs, strict=True):
             if found is not None and found.type != n.type:
-                raise TraceError(f"a cotangent of {self._label} needs the type of its argument, {n.type}, got {found.type}")
+                raise TraceError(
+                    f"a cotangent of {self._label} needs the type of its argument, {n.type}, got {found.type}"
+                )
         return out
 
 
@@ -138,7 +148,9 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
             hidden = [barrier(n) for n in frontier]
             again = substitute(outputs, dict(zip(frontier, hidden, strict=True)))
             parts = vjp_nodes(again, cotangents, hidden)
-            return [p if n.dtype.kind == "f" else None for p, n in zip(parts, frontier, strict=True)]
+            return [
+                p if n.dtype.kind == "f" else None for p, n in zip(parts, frontier, strict=True)
+            ]
 
         return pytree.unflatten(shape, _custom(frontier, outputs, pullback))
 
@@ -155,6 +167,8 @@ def _frontier(outputs: Sequence[Node], marked: Sequence[Node]) -> list[Node]:
         if any(o in inside or o in given for o in node.operands):
             inside.add(node)
             found |= dict.fromkeys(o for o in node.operands if o not in inside and o not in numbers)
-        elif node.kind not in (Kind.INPUT, Kind.CONSTANT) and all(o in numbers for o in node.operands):
+        elif node.kind not in (Kind.INPUT, Kind.CONSTANT) and all(
+            o in numbers for o in node.operands
+        ):
             numbers.add(node)
     return list(found)

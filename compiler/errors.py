@@ -52,4 +52,6 @@ def _where() -> str:
         return ""
     path, number = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(path, number).strip()
-    return f"\n  at {frame.f_code.co_name}, {path.rsplit('/', 1)[-1]}:{number}" + (f": {text}" if text else "")
+    return f"\n  at {frame.f_code.co_name}, {path.rsplit('/', 1)[-1]}:{number}" + (
+        f": {text}" if text else ""
+    )

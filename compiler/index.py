@@ -126,14 +126,22 @@ class Index:
             return whole
         common = math.gcd(by, rest.constant, *(c for _, c in rest.terms))
         if common > 1:
-            rest, by = Index(tuple((a, c // common) for a, c in rest.terms), rest.constant // common), by // common
+            rest, by = (
+                Index(tuple((a, c // common) for a, c in rest.terms), rest.constant // common),
+                by // common,
+            )
             return whole + rest // by
         # (a*c + small) // by = (a*(c/g)) // (by/g) where g = gcd(c, by) and 0 <= small < g
         for g in sorted({math.gcd(c, by) for _, c in rest.terms} - {1}, reverse=True):
             big, small = rest.parts(g)
             if big.terms and 0 <= small.lo and small.hi < g:
                 return whole + big // (by // g)
-        if len(rest.terms) == 1 and rest.constant == 0 and rest.terms[0][1] == 1 and isinstance(rest.terms[0][0], Div):
+        if (
+            len(rest.terms) == 1
+            and rest.constant == 0
+            and rest.terms[0][1] == 1
+            and isinstance(rest.terms[0][0], Div)
+        ):
             inner = rest.terms[0][0]
             return whole + inner.base // (inner.by * by)
         return _sum([*whole.terms, (Div(rest, by), 1)], whole.constant)

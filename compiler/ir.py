@@ -280,7 +280,11 @@ def topological(roots: Iterable[Node]) -> list[Node]:
 
 def rebuild(node: Node, operands: Sequence[Node]) -> Node:
     """`node` with other operands."""
-    return node if all(a is b for a, b in zip(node.operands, operands, strict=True)) else make(node.op, *operands)
+    return (
+        node
+        if all(a is b for a, b in zip(node.operands, operands, strict=True))
+        else make(node.op, *operands)
+    )
 
 
 def substitute(roots: Sequence[Node], replacements: Mapping[Node, Node]) -> list[Node]:

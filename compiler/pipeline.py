@@ -58,7 +58,9 @@ class Compilation:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def compile_graph(graph: Graph, target: Target, options: Options | None = None, *, trace: Graph | None = None) -> Compilation:
+def compile_graph(
+    graph: Graph, target: Target, options: Options | None = None, *, trace: Graph | None = None
+) -> Compilation:
     """Compile a graph for a target. Raises CompileError when the target cannot hold it."""
     from .codegen import lower
     from .codegen.repeated import Repeated
@@ -94,7 +96,18 @@ def compile_graph(graph: Graph, target: Target, options: Options | None = None, 
         plan = assemble(selection, target, Repeated(lower))
     with timed(seconds, "check"):
         verify_plan(plan, target)
-    return Compilation(trace or graph, graph, target, options, selection, plan, egraph, extraction, near_misses, seconds)
+    return Compilation(
+        trace or graph,
+        graph,
+        target,
+        options,
+        selection,
+        plan,
+        egraph,
+        extraction,
+        near_misses,
+        seconds,
+    )
 
 
 def saturation(options: Options) -> Saturation:
@@ -115,4 +128,3 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-

@@ -10,7 +10,7 @@ put together from: taking them apart again costs nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,9 @@ LEAF = Structure("leaf")
 
 def is_leaf(value: object) -> bool:
     """True for arrays and numbers."""
-    return isinstance(value, (int, float, np.generic, np.ndarray)) or hasattr(value, "__eggpu_array__")
+    return isinstance(value, (int, float, np.generic, np.ndarray)) or hasattr(
+        value, "__eggpu_array__"
+    )
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
@@ -82,13 +84,17 @@ def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
         keys = tuple(tree)
         return Structure(dict, keys, tuple(_flatten(tree[k], leaves, f"{path}.{k}") for k in keys))
     if isinstance(tree, (list, tuple)):
-        return Structure(type(tree), (), tuple(_flatten(v, leaves, f"{path}.{i}") for i, v in enumerate(tree)))
+        return Structure(
+            type(tree), (), tuple(_flatten(v, leaves, f"{path}.{i}") for i, v in enumerate(tree))
+        )
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return _flatten_dataclass(tree, leaves, path)
     if callable(tree):
         return Structure("static", static=tree)
     where = path.lstrip(".") or "argument"
-    raise TraceError(f"{where} is a {type(tree).__name__}; arrays, numbers, dicts, lists, tuples and dataclasses can be traced")
+    raise TraceError(
+        f"{where} is a {type(tree).__name__}; arrays, numbers, dicts, lists, tuples and dataclasses can be traced"
+    )
 
 
 def _flatten_dataclass(tree: Any, leaves: list[Any], path: str) -> Structure:
@@ -97,7 +103,11 @@ def _flatten_dataclass(tree: Any, leaves: list[Any], path: str) -> Structure:
         value = getattr(tree, f.name)
         keys.append(f.name)
         static = f.metadata.get("static", isinstance(value, _STATIC) or _is_function(value))
-        children.append(Structure("static", static=value) if static else _flatten(value, leaves, f"{path}.{f.name}"))
+        children.append(
+            Structure("static", static=value)
+            if static
+            else _flatten(value, leaves, f"{path}.{f.name}")
+        )
     structure = Structure(type(tree), tuple(keys), tuple(children))
     if structure.settled:
         tree.__dict__[_PARTS] = (leaves[start:], structure)
@@ -105,7 +115,11 @@ def _flatten_dataclass(tree: Any, leaves: list[Any], path: str) -> Structure:
 
 
 def _is_function(value: object) -> bool:
-    return callable(value) and not dataclasses.is_dataclass(value) and not hasattr(value, "__eggpu_array__")
+    return (
+        callable(value)
+        and not dataclasses.is_dataclass(value)
+        and not hasattr(value, "__eggpu_array__")
+    )
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:

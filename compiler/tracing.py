@@ -37,7 +37,12 @@ class Array:
     __array_priority__ = 1000
     __array_ufunc__ = None  # NumPy arrays on the left defer to our operators
 
-    def __init__(self, node: Node | None = None, storage: Storage | None = None, value: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        node: Node | None = None,
+        storage: Storage | None = None,
+        value: np.ndarray | None = None,
+    ) -> None:
         self._node = node
         self._value = value
         self.storage = storage
@@ -131,7 +136,9 @@ class Array:
         return f"Array({np.array2string(self.numpy(), threshold=20, separator=', ')}, {self.type})"
 
     def _is_traced(self) -> bool:
-        return self._node is not None and any(n.kind is Kind.INPUT for n in topological([self._node]))
+        return self._node is not None and any(
+            n.kind is Kind.INPUT for n in topological([self._node])
+        )
 
     if TYPE_CHECKING:  # attached by eggpu.compiler.library
 
@@ -164,7 +171,7 @@ class Array:
         def __invert__(self) -> Array: ...
         def __getitem__(self, key: Any) -> Array: ...
         @property
-        def T(self) -> Array: ...  # noqa: N802
+        def T(self) -> Array: ...
         def sum(self, axis: Any = None, keepdims: bool = False) -> Array: ...
         def prod(self, axis: Any = None, keepdims: bool = False) -> Array: ...
         def max(self, axis: Any = None, keepdims: bool = False) -> Array: ...
@@ -201,7 +208,9 @@ def array(value: Any, dtype: Any = None) -> Array:
         return stack([array(v, dtype) for v in value])
     found = np.asarray(value)
     if found.dtype == object or found.dtype.kind not in "fiub":
-        raise TypeMismatch(f"an array needs numbers, got {type(value).__name__} of dtype {found.dtype}")
+        raise TypeMismatch(
+            f"an array needs numbers, got {type(value).__name__} of dtype {found.dtype}"
+        )
     wanted = as_dtype(dtype) if dtype is not None else as_dtype(found.dtype)
     return Array(value=found.astype(wanted.numpy, copy=False))
 
@@ -248,7 +257,10 @@ def trace_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
     sources: dict[Node, str] = {}
     differentiated: list[Node] = []
     with recording(sources), noting(differentiated):
-        inputs = [input_node(i, label, leaf_type(v)) for i, (v, label) in enumerate(zip(leaves, labels, strict=True))]
+        inputs = [
+            input_node(i, label, leaf_type(v))
+            for i, (v, label) in enumerate(zip(leaves, labels, strict=True))
+        ]
         call_args, call_kwargs = pytree.unflatten(structure, [Array(n) for n in inputs])
         out = function(*call_args, **call_kwargs)
         result_leaves, results = pytree.flatten(out)
@@ -258,7 +270,15 @@ def trace_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
     out_names = tuple(n or "result" for n in pytree.paths(results))
     label = name or getattr(function, "__name__", "program")
     outputs = stripped[: len(nodes)]
-    graph = Graph(label.replace("<", "").replace(">", ""), tuple(inputs), outputs, tuple(labels), out_names, (), sources)
+    graph = Graph(
+        label.replace("<", "").replace(">", ""),
+        tuple(inputs),
+        outputs,
+        tuple(labels),
+        out_names,
+        (),
+        sources,
+    )
     return Traced(graph, primal_graph(graph, stripped[len(nodes) :]), structure, results)
 
 

@@ -21,7 +21,11 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype:
-        return np.dtype({"f16": "float16", "f32": "float32", "i32": "int32", "u32": "uint32", "bool": "bool"}[self.name])
+        return np.dtype(
+            {"f16": "float16", "f32": "float32", "i32": "int32", "u32": "uint32", "bool": "bool"}[
+                self.name
+            ]
+        )
 
     def __repr__(self) -> str:
         return self.name
@@ -89,7 +93,9 @@ def parse_type(text: str) -> Type:
     """`f32[8, 64]` or `f32[8,64]` or `i32[]` or `f32` (a scalar) as a Type."""
     name, _, rest = text.strip().partition("[")
     if name not in DTYPES:
-        raise TypeMismatch(f"unknown dtype {name!r} in {text!r}; the dtypes are {', '.join(DTYPES)}")
+        raise TypeMismatch(
+            f"unknown dtype {name!r} in {text!r}; the dtypes are {', '.join(DTYPES)}"
+        )
     if not rest:
         return Type((), DTYPES[name])
     if not rest.endswith("]"):

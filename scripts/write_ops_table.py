@@ -49,7 +49,11 @@ def op_classes(base: type[Op] = Op) -> Iterator[type[Op]]:
     for cls in base.__subclasses__():
         if cls.__subclasses__():
             yield from op_classes(cls)
-        elif cls.__module__.startswith("eggpu.compiler.ops.") and cls not in (Elementwise, Reduce, Scan):
+        elif cls.__module__.startswith("eggpu.compiler.ops.") and cls not in (
+            Elementwise,
+            Reduce,
+            Scan,
+        ):
             yield cls
 
 
@@ -112,20 +116,37 @@ def call(op: Op, label: str, count: int) -> str:
 
 def line(label: str, sample: Sample, kinds: str | None = None) -> str:
     op = sample.op
-    cells = (label, f"`{call(op, label, len(sample.operands))}`", kinds or dtypes_of(sample), gradient(sample), op.kind.value)
+    cells = (
+        label,
+        f"`{call(op, label, len(sample.operands))}`",
+        kinds or dtypes_of(sample),
+        gradient(sample),
+        op.kind.value,
+    )
     return "| " + " | ".join(cells) + " |"
 
 
 def smooth(found: list[Sample]) -> Sample:
     """The sample that shows most: of floats, where there is one."""
-    return max(found, key=lambda s: (s.smooth, bool(s.operands) and s.operands[0].dtype.kind == "f", len(s.operands)))
+    return max(
+        found,
+        key=lambda s: (
+            s.smooth,
+            bool(s.operands) and s.operands[0].dtype.kind == "f",
+            len(s.operands),
+        ),
+    )
 
 
 def op_lines() -> Iterator[str]:
     for name, op in ELEMENTWISE.items():
         if not op.mark:
             kinds = [n for n, d in DTYPES.items() if d.kind in op.takes]
-            yield line(name, smooth(list(op.samples())), "all" if len(kinds) == len(DTYPES) else " ".join(kinds))
+            yield line(
+                name,
+                smooth(list(op.samples())),
+                "all" if len(kinds) == len(DTYPES) else " ".join(kinds),
+            )
     for cls, combines in ((Reduce, list(COMBINES)), (Scan, ["sum", "prod", "max", "min"])):
         for combine in combines:
             mine = [s for s in cls.samples() if s.op.combine == combine]  # type: ignore[attr-defined]
@@ -136,19 +157,32 @@ def op_lines() -> Iterator[str]:
     yield "| get | `get(x; index)` | all | made by rules | get |"
 
 
-def functions(module: ModuleType, home: str | tuple[str, ...]) -> Iterator[tuple[str, Callable[..., object]]]:
+def functions(
+    module: ModuleType, home: str | tuple[str, ...]
+) -> Iterator[tuple[str, Callable[..., object]]]:
     """The functions of a module that come from `home`, by name."""
     for name, value in sorted(vars(module).items()):
-        if callable(value) and not name.startswith("_") and getattr(value, "__module__", "").startswith(home):
+        if (
+            callable(value)
+            and not name.startswith("_")
+            and getattr(value, "__module__", "").startswith(home)
+        ):
             yield name, value
 
 
-def function_lines(title: str, module: ModuleType, home: str | tuple[str, ...], skip: set[str]) -> Iterator[str]:
+def function_lines(
+    title: str, module: ModuleType, home: str | tuple[str, ...], skip: set[str]
+) -> Iterator[str]:
     yield f"\n### {title}\n\n| function | what it gives |\n|---|---|"
     for name, value in functions(module, home):
         if name in skip:
             continue
-        text = inspect.cleandoc(value.__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        text = (
+            inspect.cleandoc(value.__doc__ or "")
+            .split("\n\n")[0]
+            .replace("\n", " ")
+            .replace("|", "\\|")
+        )
         yield f"| `{name}{signature(value)}` | {text} |"
 
 
@@ -156,14 +190,18 @@ def signature(function: Callable[..., object]) -> str:
     """Parameters and defaults, without types."""
     given = inspect.signature(function)
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in given.parameters.values()]
-    return str(given.replace(parameters=plain, return_annotation=inspect.Signature.empty)).replace("|", "\\|")
+    return str(given.replace(parameters=plain, return_annotation=inspect.Signature.empty)).replace(
+        "|", "\\|"
+    )
 
 
 def table() -> str:
     """The text of docs/ops.md."""
     here = {name for name, _ in functions(eggpu, "eggpu.compiler.library.")}
     parts = [HEAD + "\n".join(op_lines()) + "\n" + FUNCTIONS.rstrip("\n")]
-    parts += function_lines("eggpu: gradients", eggpu, ("eggpu.compiler.autodiff", "eggpu.compiler.custom"), set())
+    parts += function_lines(
+        "eggpu: gradients", eggpu, ("eggpu.compiler.autodiff", "eggpu.compiler.custom"), set()
+    )
     parts += function_lines("eggpu", eggpu, "eggpu.compiler.library.", set())
     parts += function_lines("eggpu.nn", nn, "eggpu.compiler.library.", here)
     parts += function_lines("eggpu.random", eggpu.random, "eggpu.compiler.library.random", set())

@@ -38,8 +38,20 @@ def softmax(x: A, axis: int = -1) -> A:
 
 
 for axis in (0, 1, -1):
-    row("softmax", named("softmax", axis), [(f(3, 5),), (f(2, 3, 5),)], lambda x, a=axis: softmax(x, a), nn)
-    row("log_softmax", named("log_softmax", axis), [(f(3, 5),)], lambda x, a=axis: np.log(softmax(x, a)), nn)
+    row(
+        "softmax",
+        named("softmax", axis),
+        [(f(3, 5),), (f(2, 3, 5),)],
+        lambda x, a=axis: softmax(x, a),
+        nn,
+    )
+    row(
+        "log_softmax",
+        named("log_softmax", axis),
+        [(f(3, 5),)],
+        lambda x, a=axis: np.log(softmax(x, a)),
+        nn,
+    )
 row("softmax", named("softmax"), [(f(0, 5),), (f(3, 0),), (f(1),)], softmax, nn)
 row("log_softmax", named("log_softmax"), [(f(0, 5),), (f(3, 0),)], softmax, nn)
 
@@ -48,8 +60,20 @@ def normed(x: A, axes: Any, eps: float = 1e-5) -> A:
     return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
 
 
-row("layer_norm", named("layer_norm"), [(f(3, 7),), (f(0, 7),), (f(5),)], lambda x: normed(x, -1), nn)
-row("layer_norm", named("layer_norm"), [(f(2, 3, 7), f(7), f(7, seed=1))], lambda x, w, c: normed(x, -1) * w + c, nn)
+row(
+    "layer_norm",
+    named("layer_norm"),
+    [(f(3, 7),), (f(0, 7),), (f(5),)],
+    lambda x: normed(x, -1),
+    nn,
+)
+row(
+    "layer_norm",
+    named("layer_norm"),
+    [(f(2, 3, 7), f(7), f(7, seed=1))],
+    lambda x, w, c: normed(x, -1) * w + c,
+    nn,
+)
 row("rms_norm", named("rms_norm"), [(f(3, 7), f(7)), (f(0, 7), f(7))],
     lambda x, w: x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w, nn)  # fmt: skip
 row("group_norm", lambda m, x, w, c: m.group_norm(x, 3, w, c), [(f(2, 6, 5), f(6), f(6, seed=1)), (f(0, 6, 5), f(6), f(6))],
@@ -70,7 +94,13 @@ for training in (False, True):
         [(f(4, 3, 5), f(3), f(3, low=0.5)), (f(7, 3), f(3), f(3, low=0.5))], lambda x, mu, v, t=training: batch_normed(x, mu, v, t), nn)  # fmt: skip
 row("linear", named("linear"), [(f(3, 5), f(5, 2), f(2)), (f(2, 3, 5), f(5, 2), f(2)), (f(0, 5), f(5, 2), f(2))],
     lambda x, w, c: x @ w + c, nn)  # fmt: skip
-row("embedding", named("embedding"), [(i(2, 3, low=0), f(5, 4)), (i(0), f(5, 4)), (i(low=0), f(5, 4))], lambda ids, t: t[ids], nn)
+row(
+    "embedding",
+    named("embedding"),
+    [(i(2, 3, low=0), f(5, 4)), (i(0), f(5, 4)), (i(low=0), f(5, 4))],
+    lambda ids, t: t[ids],
+    nn,
+)
 row("dropout", lambda m, x: [m.dropout(x, 0.0, eg.random.key(0)), m.dropout(x, 0.5, eg.random.key(0), training=False), m.dropout(x, 1.0, eg.random.key(0)) + x],
     [(f(3, 5),), (f(0),), (f(),)], lambda x: [x, x, x], nn)  # fmt: skip
 
@@ -109,25 +139,57 @@ row("cross_entropy", lambda m, z, t, w: m.cross_entropy(z, t, weight=w, label_sm
     lambda z, t, w: ce(z, t, w, 3, 0.2), nn)  # fmt: skip
 row("cross_entropy", lambda m, z, t: m.cross_entropy(z, t, label_smoothing=0.1), [(Z, softmax(f(6, 5, seed=3)))],
     lambda z, t: -(logp(z) * (t * 0.9 + 0.02)).sum(-1).mean(), nn)  # fmt: skip
-row("cross_entropy", lambda m, z, t: m.cross_entropy(z, t, reduction="sum"), [(f(0, 5), i(0))], lambda z, t: 0.0, nn)
+row(
+    "cross_entropy",
+    lambda m, z, t: m.cross_entropy(z, t, reduction="sum"),
+    [(f(0, 5), i(0))],
+    lambda z, t: 0.0,
+    nn,
+)
 row("nll_loss", named("nll_loss"), [(f(6, 5), T)], lambda z, t: -z[np.arange(6), t].mean(), nn)
 for red, g in (("mean", np.mean), ("sum", np.sum), ("none", np.asarray)):
     both = [(f(3, 5), f(3, 5, seed=1)), (f(7), f(7, seed=1))]
     row("mse_loss", named("mse_loss", red), both, lambda x, t, g=g: g((x - t) ** 2), nn)
     row("l1_loss", named("l1_loss", red), both, lambda x, t, g=g: g(abs(x - t)), nn)
-    row("huber_loss", named("huber_loss", 0.7, red), both, lambda x, t, g=g: g(special.huber(0.7, x - t)), nn)
+    row(
+        "huber_loss",
+        named("huber_loss", 0.7, red),
+        both,
+        lambda x, t, g=g: g(special.huber(0.7, x - t)),
+        nn,
+    )
     row("bce_with_logits", named("bce_with_logits", reduction=red), [(f(3, 5) * 9, f(3, 5, low=0, high=1))],
         lambda x, t, g=g: g(np_softplus(x) - x * t), nn)  # fmt: skip
     row("kl_div", named("kl_div", reduction=red), [(logp(f(3, 5)).astype(np.float32), softmax(f(3, 5, seed=1)))],
         lambda x, t, g=g: g(t * (np.log(t) - x)), nn)  # fmt: skip
-row("kl_div", named("kl_div", reduction="batchmean"), [(f(3, 5), np.eye(3, 5, dtype=np.float32))], lambda x, t: -(x * t).sum() / 3, nn)
+row(
+    "kl_div",
+    named("kl_div", reduction="batchmean"),
+    [(f(3, 5), np.eye(3, 5, dtype=np.float32))],
+    lambda x, t: -(x * t).sum() / 3,
+    nn,
+)
 row("bce_with_logits", lambda m, x, t: m.bce_with_logits(x, t, pos_weight=3.0), [(f(7), f(7, low=0, high=1))],
     lambda x, t: (3 * t * np_softplus(-x) + (1 - t) * np_softplus(x)).mean(), nn)  # fmt: skip
-row("mse_loss", named("mse_loss", "sum"), [(f(0), f(0)), (f(), f(seed=1))], lambda x, t: ((x - t) ** 2).sum(), nn)
+row(
+    "mse_loss",
+    named("mse_loss", "sum"),
+    [(f(0), f(0)), (f(), f(seed=1))],
+    lambda x, t: ((x - t) ** 2).sum(),
+    nn,
+)
 
 
 # ---- attention
-def attention(q: A, k: A, v: A, mask: Any = None, visible: Any = None, scale: float | None = None, cap: float = 0.0) -> A:
+def attention(
+    q: A,
+    k: A,
+    v: A,
+    mask: Any = None,
+    visible: Any = None,
+    scale: float | None = None,
+    cap: float = 0.0,
+) -> A:
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
         k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], -3) for x in (k, v))
@@ -148,20 +210,54 @@ J, I = np.arange(7)[None], np.arange(5)[:, None]
 sdpa = "scaled_dot_product_attention"
 row(sdpa, named(sdpa), [(Q, K, V), (Q[0], K[0], V[0]), (Q[0, 0], K[0, 0], V[0, 0]), (Q, K[:, :2], V[:, :2]), (Q, K[:, :1], V[:, :1]),
                         (Q[:0], K[:0], V[:0]), (Q[..., :0, :], K, V), (Q, K[..., :0, :], V[..., :0, :]), (Q[..., :0], K[..., :0], V)], attention, nn)  # fmt: skip
-row(sdpa, named(sdpa), [(Q, K, V, b(5, 7)), (Q, K, V, b(2, 1, 5, 7)), (Q, K, V, f(5, 7, seed=4)), (Q, K, V, np.zeros((5, 7), bool))], attention, nn)
+row(
+    sdpa,
+    named(sdpa),
+    [
+        (Q, K, V, b(5, 7)),
+        (Q, K, V, b(2, 1, 5, 7)),
+        (Q, K, V, f(5, 7, seed=4)),
+        (Q, K, V, np.zeros((5, 7), bool)),
+    ],
+    attention,
+    nn,
+)
 for kind, seen in (("top-left", J <= I), ("bottom-right", J <= I + 2)):
-    row(sdpa, named(sdpa, causal=kind), [(Q, K, V)], lambda q, k, v, s=seen: attention(q, k, v, visible=s), nn)
+    row(
+        sdpa,
+        named(sdpa, causal=kind),
+        [(Q, K, V)],
+        lambda q, k, v, s=seen: attention(q, k, v, visible=s),
+        nn,
+    )
     close = seen & (np.flip(seen.cumsum(1) * 0 + 1) > 0)
     row(sdpa, named(sdpa, causal=kind, window=3), [(Q, K, V)],
         lambda q, k, v, s=seen, o=0 if kind == "top-left" else 2: attention(q, k, v, visible=s & (J > I + o - 3)), nn)  # fmt: skip
-row(sdpa, named(sdpa, scale=0.3, softcap=1.5), [(Q, K, V)], lambda q, k, v: attention(q, k, v, scale=0.3, cap=1.5), nn)
+row(
+    sdpa,
+    named(sdpa, scale=0.3, softcap=1.5),
+    [(Q, K, V)],
+    lambda q, k, v: attention(q, k, v, scale=0.3, cap=1.5),
+    nn,
+)
 
 
 # ---- convolution, pooling, resizing
-def conv(x: A, w: A, c: A | None = None, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1) -> A:
+def conv(
+    x: A,
+    w: A,
+    c: A | None = None,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> A:
     d = x.ndim - 2
     x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *((padding, padding),) * d))
-    places = [(n - (k - 1) * dilation - 1) // stride + 1 for n, k in zip(x.shape[2:], w.shape[2:], strict=True)]
+    places = [
+        (n - (k - 1) * dilation - 1) // stride + 1
+        for n, k in zip(x.shape[2:], w.shape[2:], strict=True)
+    ]
     out = np.zeros((x.shape[0], w.shape[0], *places))
     per, rows = w.shape[1], w.shape[0] // groups
     for o, offset in product(range(w.shape[0]), np.ndindex(*w.shape[2:])):
@@ -171,32 +267,74 @@ def conv(x: A, w: A, c: A | None = None, stride: int = 1, padding: int = 0, dila
     return out if c is None else out + c.reshape(1, -1, *(1,) * d)
 
 
-def conv_transpose(x: A, w: A, c: A | None = None, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1) -> A:
+def conv_transpose(
+    x: A,
+    w: A,
+    c: A | None = None,
+    stride: int = 1,
+    padding: int = 0,
+    output_padding: int = 0,
+    groups: int = 1,
+    dilation: int = 1,
+) -> A:
     d = x.ndim - 2
-    size = [(n - 1) * stride + dilation * (k - 1) + output_padding + 1 for n, k in zip(x.shape[2:], w.shape[2:], strict=True)]
+    size = [
+        (n - 1) * stride + dilation * (k - 1) + output_padding + 1
+        for n, k in zip(x.shape[2:], w.shape[2:], strict=True)
+    ]
     out = np.zeros((x.shape[0], w.shape[1] * groups, *size))
     per = x.shape[1] // groups
     for g, offset in product(range(groups), np.ndindex(*w.shape[2:])):
-        part = np.tensordot(x[:, g * per : (g + 1) * per].astype(np.float64), w[(slice(g * per, (g + 1) * per), slice(None), *offset)], (1, 0))
-        at = tuple(slice(k * dilation, k * dilation + (n - 1) * stride + 1, stride) for k, n in zip(offset, x.shape[2:], strict=True))
-        out[(slice(None), slice(g * w.shape[1], (g + 1) * w.shape[1]), *at)] += np.moveaxis(part, -1, 1)
+        part = np.tensordot(
+            x[:, g * per : (g + 1) * per].astype(np.float64),
+            w[(slice(g * per, (g + 1) * per), slice(None), *offset)],
+            (1, 0),
+        )
+        at = tuple(
+            slice(k * dilation, k * dilation + (n - 1) * stride + 1, stride)
+            for k, n in zip(offset, x.shape[2:], strict=True)
+        )
+        out[(slice(None), slice(g * w.shape[1], (g + 1) * w.shape[1]), *at)] += np.moveaxis(
+            part, -1, 1
+        )
     cut = tuple(slice(padding, n - padding) for n in size)
     out = out[(slice(None), slice(None), *cut)]
     return out if c is None else out + c.reshape(1, -1, *(1,) * d)
 
 
 SPATIAL = {1: (9,), 2: (5, 7), 3: (3, 5, 4)}
-for d, options in product((1, 2, 3), ({}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2, "stride": 2})):
+for d, options in product(
+    (1, 2, 3),
+    ({}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2, "stride": 2}),
+):
     groups = options.get("groups", 1)
     x, w = f(2, 4, *SPATIAL[d]), f(6, 4 // groups, *(2, 3, 2)[:d], seed=1)
-    row(f"conv{d}d", named(f"conv{d}d", **options), [(x, w), (x, w, f(6, seed=2))], lambda *a, o=options: conv(*a, **o), nn)
+    row(
+        f"conv{d}d",
+        named(f"conv{d}d", **options),
+        [(x, w), (x, w, f(6, seed=2))],
+        lambda *a, o=options: conv(*a, **o),
+        nn,
+    )
     t = f(4, 3, *(2, 3, 2)[:d], seed=1)
     row(f"conv_transpose{d}d", named(f"conv_transpose{d}d", **options), [(x, t), (x, t, f(3 * groups, seed=2))],
         lambda *a, o=options: conv_transpose(*a, **o), nn)  # fmt: skip
 row("conv_transpose2d", named("conv_transpose2d", stride=3, padding=1, output_padding=2), [(f(1, 4, 3, 4), f(4, 3, 2, 3))],
     lambda x, w: conv_transpose(x, w, stride=3, padding=1, output_padding=2), nn)  # fmt: skip
-row("conv1d", named("conv1d", padding="same"), [(f(1, 2, 7), f(3, 2, 3))], lambda x, w: conv(x, w, padding=1), nn)
-row("conv2d", named("conv2d"), [(f(0, 3, 5, 5), f(2, 3, 3, 3))], lambda x, w: np.zeros((0, 2, 3, 3)), nn)
+row(
+    "conv1d",
+    named("conv1d", padding="same"),
+    [(f(1, 2, 7), f(3, 2, 3))],
+    lambda x, w: conv(x, w, padding=1),
+    nn,
+)
+row(
+    "conv2d",
+    named("conv2d"),
+    [(f(0, 3, 5, 5), f(2, 3, 3, 3))],
+    lambda x, w: np.zeros((0, 2, 3, 3)),
+    nn,
+)
 
 
 def pool(x: A, size: int, stride: int, padding: int, kind: str) -> A:
@@ -217,13 +355,22 @@ for kind, d in product(("max", "avg"), (1, 2, 3)):
 def cells(x: A, size: int) -> A:
     for axis in range(2, x.ndim):
         n = x.shape[axis]
-        parts = [x.take(range(k * n // size, -(-(k + 1) * n // size)), axis).mean(axis, keepdims=True) for k in range(size)]
+        parts = [
+            x.take(range(k * n // size, -(-(k + 1) * n // size)), axis).mean(axis, keepdims=True)
+            for k in range(size)
+        ]
         x = np.concatenate(parts, axis)
     return x
 
 
 for d in (1, 2, 3):
-    row(f"adaptive_avg_pool{d}d", named(f"adaptive_avg_pool{d}d", 3), [(f(2, 3, *SPATIAL[d]),)], lambda x: cells(x, 3), nn)
+    row(
+        f"adaptive_avg_pool{d}d",
+        named(f"adaptive_avg_pool{d}d", 3),
+        [(f(2, 3, *SPATIAL[d]),)],
+        lambda x: cells(x, 3),
+        nn,
+    )
 
 
 def bilinear(x: A, scale: int) -> A:
@@ -236,5 +383,17 @@ def bilinear(x: A, scale: int) -> A:
     return x
 
 
-row("upsample", named("upsample", 3), [(f(1, 2, 3, 5),), (f(1, 2, 5),)], lambda x: np.repeat(np.repeat(x, 3, 2), 3, 3) if x.ndim == 4 else np.repeat(x, 3, 2), nn)
-row("upsample", named("upsample", 2, "bilinear"), [(f(1, 2, 3, 5),), (f(1, 1, 1, 1),)], lambda x: bilinear(x, 2), nn)
+row(
+    "upsample",
+    named("upsample", 3),
+    [(f(1, 2, 3, 5),), (f(1, 2, 5),)],
+    lambda x: np.repeat(np.repeat(x, 3, 2), 3, 3) if x.ndim == 4 else np.repeat(x, 3, 2),
+    nn,
+)
+row(
+    "upsample",
+    named("upsample", 2, "bilinear"),
+    [(f(1, 2, 3, 5),), (f(1, 1, 1, 1),)],
+    lambda x: bilinear(x, 2),
+    nn,
+)

@@ -68,7 +68,18 @@ for name in ("log", "sqrt", "log2", "log10", "log1p"):
     row(name, named(name), [(f(*s, low=0.1),) for s in SHAPES])
 for name in ("asin", "acos"):
     row(name, named(name), [(f(*s, low=-0.9, high=0.9),) for s in SHAPES])
-for name in ("negative", "abs", "sign", "floor", "ceil", "round", "trunc", "square", "invert", "logical_not"):
+for name in (
+    "negative",
+    "abs",
+    "sign",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "square",
+    "invert",
+    "logical_not",
+):
     row(name, named(name), [(i(*s),) for s in SHAPES] + [(u(7),)])
 row("round", named("round", 2), [(f(3, 5),)])
 row("round", named("round", -1), [(f(3, 5) * 40,)])
@@ -80,17 +91,37 @@ row("sigmoid", named("sigmoid"), [(f(*s),) for s in SHAPES], special.expit, nn)
 row("stop_gradient", named("stop_gradient"), [(f(*s),) for s in SHAPES], lambda x: x)
 row("astype", named("astype", "i32"), [(f(*s) * 3,) for s in SHAPES], lambda x: x.astype(np.int32))
 
-PAIRS = [(s, s) for s in SHAPES] + [((3, 1), (5,)), ((), (3, 5)), ((0, 1), (1, 4)), ((2, 1, 5), (3, 1))]
+PAIRS = [(s, s) for s in SHAPES] + [
+    ((3, 1), (5,)),
+    ((), (3, 5)),
+    ((0, 1), (1, 4)),
+    ((2, 1, 5), (3, 1)),
+]
 for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "atan2", "floor_divide", "remainder",
              "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):  # fmt: skip
     row(name, named(name), [(f(*s), f(*t, seed=1, low=0.3)) for s, t in PAIRS])
 for name in ("add", "subtract", "multiply", "maximum", "minimum", "floor_divide", "remainder", "equal", "not_equal",
              "less", "less_equal", "greater", "greater_equal", "bitwise_and", "bitwise_or", "bitwise_xor"):  # fmt: skip
-    row(name, named(name), [(i(*s), i(*t, seed=1, low=1)) for s, t in PAIRS] + [(u(7), u(7, seed=1) + np.uint32(1))])
-for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or", "logical_xor"):
+    row(
+        name,
+        named(name),
+        [(i(*s), i(*t, seed=1, low=1)) for s, t in PAIRS] + [(u(7), u(7, seed=1) + np.uint32(1))],
+    )
+for name in (
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+):
     row(name, named(name), [(b(*s), b(*t, seed=1)) for s, t in PAIRS])
 for name in ("left_shift", "right_shift"):
-    row(name, named(name), [(i(*s), i(*t, seed=1, low=0)) for s, t in PAIRS] + [(u(7), u(7, seed=1))])
+    row(
+        name,
+        named(name),
+        [(i(*s), i(*t, seed=1, low=0)) for s, t in PAIRS] + [(u(7), u(7, seed=1))],
+    )
 row("power", named("power"), [(f(*s, low=0.2), f(*t, seed=1)) for s, t in PAIRS])
 row("power", named("power"), [(i(*s), i(*t, seed=1, low=0)) for s, t in PAIRS])
 for exponent in (0, 1, 2, 3, 5, 0.5, -1, -2, 2.5, -0.5):
@@ -102,9 +133,15 @@ row("clip", lambda m, x, lo: m.clip(x, lo, None), [(f(3, 5), f(5, seed=1))])
 
 # ---- reductions
 AXES = (None, 0, 1, -1, (0, 2), (0, 1, 2), (1, -1))
-for name, keep in product(("sum", "mean", "prod", "max", "min", "var", "std", "any", "all"), (False, True)):
+for name, keep in product(
+    ("sum", "mean", "prod", "max", "min", "var", "std", "any", "all"), (False, True)
+):
     for axis in AXES:
-        row(name, named(name, axis=axis, keepdims=keep), [(f(2, 3, 5),)] + ([(f(3, 1, 7),)] if keep else []))
+        row(
+            name,
+            named(name, axis=axis, keepdims=keep),
+            [(f(2, 3, 5),)] + ([(f(3, 1, 7),)] if keep else []),
+        )
 for name in ("sum", "mean", "prod", "max", "min", "var", "std", "any", "all"):
     row(name, named(name), [(f(),), (f(1, 1),), (f(37),)])
     row(name, named(name, axis=0), [(f(3, 0),)])
@@ -115,14 +152,23 @@ row("mean", lambda m, x: m.isnan(m.mean(x, axis=1)), [(f(3, 0),)], lambda x: np.
 row("var", named("var", axis=1, ddof=1), [(f(3, 5),)])
 for name in ("argmax", "argmin"):
     for axis, keep in product((None, 0, 1, -1), (False, True)):
-        row(name, named(name, axis=axis, keepdims=keep), [(f(3, 5),), (i(3, 5),), (i(2, 3, 5),), (b(3, 4),), (u(4, 3),)])
+        row(
+            name,
+            named(name, axis=axis, keepdims=keep),
+            [(f(3, 5),), (i(3, 5),), (i(2, 3, 5),), (b(3, 4),), (u(4, 3),)],
+        )
     row(name, named(name), [(f(),), (f(1),)])
     row(name, named(name, axis=0), [(f(3, 0),)])
 for axis in (None, 0, (0, 1)):
     row("logsumexp", named("logsumexp", axis=axis), [(f(3, 5),), (f(2, 3, 5) * 100,)],
         lambda x, axis=axis: special.logsumexp(x, axis=axis))  # fmt: skip
     for p in (None, 0, 1, 2, 3, math.inf, -math.inf):
-        row("norm", named("norm", p, axis=axis), [(f(3, 5),)], lambda x, p=p, axis=axis: _norm(x, p, axis))
+        row(
+            "norm",
+            named("norm", p, axis=axis),
+            [(f(3, 5),)],
+            lambda x, p=p, axis=axis: _norm(x, p, axis),
+        )
 row("logsumexp", named("logsumexp"), [(f(),)], special.logsumexp)
 row("logsumexp", named("logsumexp", axis=0), [(f(3, 0),)], lambda x: np.zeros(0))
 row("logsumexp", named("logsumexp", axis=1), [(f(3, 0),)], lambda x: np.full(3, -np.inf))
@@ -137,10 +183,20 @@ def _norm(x: A, p: float | None, axis: Any) -> A:
 
 
 # ---- running combinations and order
-SCANS = {"cumsum": np.cumsum, "cumprod": np.cumprod, "cummax": np.maximum.accumulate, "cummin": np.minimum.accumulate}
+SCANS = {
+    "cumsum": np.cumsum,
+    "cumprod": np.cumprod,
+    "cummax": np.maximum.accumulate,
+    "cummin": np.minimum.accumulate,
+}
 for name, oracle in SCANS.items():
     for axis in (0, 1, -1):
-        row(name, named(name, axis), [(f(3, 5),), (f(0, 5),), (f(3, 0),)], lambda x, g=oracle, axis=axis: g(x, axis))
+        row(
+            name,
+            named(name, axis),
+            [(f(3, 5),), (f(0, 5),), (f(3, 0),)],
+            lambda x, g=oracle, axis=axis: g(x, axis),
+        )
     row(name, named(name, 0, reverse=True), [(f(7, 2),), (i(5),)],
         lambda x, g=oracle: np.flip(g(np.flip(x, 0), 0), 0))  # fmt: skip
     row(name, named(name), [(f(),), (f(2, 3),)], lambda x, g=oracle: g(x.reshape(-1), 0))
@@ -193,11 +249,19 @@ for widths, options in ((1, {}), (((1, 2), (0, 3)), {"constant_values": 2.5}), (
 row("pad", named("pad", ((1, 1), (0, 2))), [(f(0, 3),), (i(2, 2),), (b(2, 2),)])
 row("pad", named("pad", 0), [(f(),)])
 for axis in (0, 1, -1):
-    row("concatenate", lambda m, *xs, axis=axis: m.concatenate(xs, axis), [(f(3, 5), f(3, 5, seed=1)), (f(0, 0), f(0, 0))])
+    row(
+        "concatenate",
+        lambda m, *xs, axis=axis: m.concatenate(xs, axis),
+        [(f(3, 5), f(3, 5, seed=1)), (f(0, 0), f(0, 0))],
+    )
 row("concatenate", lambda m, *xs: m.concatenate(xs, None), [(f(3, 5), f(2))])
 row("concatenate", lambda m, *xs: m.concatenate(xs), [(f(3), i(2)), (f(0), f(3)), (b(3), i(2))])
 for axis in (0, 1, -1):
-    row("stack", lambda m, *xs, axis=axis: m.stack(xs, axis), [(f(3), f(3, seed=1)), (f(0), f(0)), (f(2, 3), f(2, 3), f(2, 3))])
+    row(
+        "stack",
+        lambda m, *xs, axis=axis: m.stack(xs, axis),
+        [(f(3), f(3, seed=1)), (f(0), f(0)), (f(2, 3), f(2, 3), f(2, 3))],
+    )
 row("stack", lambda m, *xs: m.stack(xs), [(f(), f(seed=1))])
 row("split", named("split", 3), [(f(6, 2),), (f(0, 2),)])
 row("split", named("split", [2, 3, 7], 1), [(f(3, 5),)])
@@ -217,8 +281,27 @@ row("ones", lambda m: m.ones(()), [()])
 row("zeros_like", named("zeros_like"), [(f(*s),) for s in SHAPES])
 row("ones_like", named("ones_like"), [(i(3),)])
 row("full_like", named("full_like", 3), [(f(*s),) for s in SHAPES])
-row("arange", lambda m: [m.arange(7), m.arange(2, 11, 3), m.arange(5, 0, -2), m.arange(0), m.arange(0.5, 3.0, 0.5)], [()])
-row("linspace", lambda m: [m.linspace(0, 1, 7), m.linspace(2, -1, 1), m.linspace(0, 1, 5, endpoint=False), m.linspace(0, 1, 0)], [()])
+row(
+    "arange",
+    lambda m: [
+        m.arange(7),
+        m.arange(2, 11, 3),
+        m.arange(5, 0, -2),
+        m.arange(0),
+        m.arange(0.5, 3.0, 0.5),
+    ],
+    [()],
+)
+row(
+    "linspace",
+    lambda m: [
+        m.linspace(0, 1, 7),
+        m.linspace(2, -1, 1),
+        m.linspace(0, 1, 5, endpoint=False),
+        m.linspace(0, 1, 0),
+    ],
+    [()],
+)
 row("eye", lambda m: [m.eye(3), m.eye(3, 5, 1), m.eye(4, 2, -1), m.eye(0)], [()])
 row("array", lambda m: [m.array([[1.0, 2.0], [3.0, 4.0]]), m.array(3)], [()])
 
@@ -231,11 +314,28 @@ KEYS = (
 for key in KEYS:
     row("getitem", lambda m, x, key=key: x[key], [(f(3, 5),), (i(3, 5, 2),)])
 row("getitem", lambda m, x: [x[()], x[...], x[None]], [(f(),)])
-row("getitem", lambda m, x, at: x[at], [(f(5, 3), i(2, 3, low=0)), (f(5, 3), np.int32(2)), (f(5), i(0))])
-row("take", lambda m, x, at: m.take(x, at, 1), [(f(3, 5), i(4, low=0)), (f(3, 5), i(2, 2, low=-5, high=0)), (f(3, 5), i(0))])
+row(
+    "getitem",
+    lambda m, x, at: x[at],
+    [(f(5, 3), i(2, 3, low=0)), (f(5, 3), np.int32(2)), (f(5), i(0))],
+)
+row(
+    "take",
+    lambda m, x, at: m.take(x, at, 1),
+    [(f(3, 5), i(4, low=0)), (f(3, 5), i(2, 2, low=-5, high=0)), (f(3, 5), i(0))],
+)
 row("take", lambda m, x, at: m.take(x, at), [(f(3, 5), i(4, low=0, high=15))])
-row("take_along_axis", lambda m, x, at: m.take_along_axis(x, at, 1), [(f(3, 5), i(3, 2, low=0)), (f(3, 5), i(3, 0))])
-row("gather", lambda m, x, at: m.gather(x, 0, at), [(f(5, 3), i(2, 3, low=0))], lambda x, at: np.take_along_axis(x, at, 0))
+row(
+    "take_along_axis",
+    lambda m, x, at: m.take_along_axis(x, at, 1),
+    [(f(3, 5), i(3, 2, low=0)), (f(3, 5), i(3, 0))],
+)
+row(
+    "gather",
+    lambda m, x, at: m.gather(x, 0, at),
+    [(f(5, 3), i(2, 3, low=0))],
+    lambda x, at: np.take_along_axis(x, at, 0),
+)
 row("one_hot", named("one_hot", 4), [(i(5, low=-1),), (i(low=0),), (i(0),)],
     lambda x: (x[..., None] == np.arange(4)).astype(float))  # fmt: skip
 row("scatter_add", lambda m, x, at, v: m.scatter_add(x, 1, at, v), [(f(3, 5), i(4, low=0), f(3, 4)), (f(3, 5), i(0), f(3, 0))],
@@ -244,7 +344,15 @@ row("dynamic_slice", lambda m, x, s: m.dynamic_slice(x, s, (2, 3)), [(f(3, 5), i
     lambda x, s: x[tuple(slice(c, c + w) for c, w in zip(np.clip(s, 0, [1, 2]), (2, 3), strict=True))])  # fmt: skip
 row("dynamic_update_slice", lambda m, x, v, s: m.dynamic_update_slice(x, v, s), [(f(3, 5), f(2, 3), i(2, low=0, high=2))],
     lambda x, v, s: _updated(x, v, s))  # fmt: skip
-for key in (np.s_[1], np.s_[::-2, 1:4:2], np.s_[..., 2], np.s_[[0, 2, 0]], np.s_[[0, 1], [2, 2]], np.s_[:, [1, 3]], np.s_[1:1]):
+for key in (
+    np.s_[1],
+    np.s_[::-2, 1:4:2],
+    np.s_[..., 2],
+    np.s_[[0, 2, 0]],
+    np.s_[[0, 1], [2, 2]],
+    np.s_[:, [1, 3]],
+    np.s_[1:1],
+):
     row("at", lambda m, x, key=key: [x.at[key].set(2.0), x.at[key].add(x[key] * 3)], [(f(3, 5),)],
         lambda x, key=key: [_set(x, key, 2.0), _add(x, key, x[key] * 3)])  # fmt: skip
 
@@ -276,12 +384,31 @@ def _add(x: A, key: Any, value: Any) -> A:
 # ---- products
 MATRICES = [((3, 5), (5, 7)), ((5,), (5, 3)), ((3, 5), (5,)), ((5,), (5,)), ((2, 3, 5), (5, 4)), ((2, 1, 3, 5), (7, 5, 2)), ((3, 0), (0, 2)),
             ((0, 3), (3, 2)), ((0, 3, 2), (2, 4)), ((1, 1), (1, 1))]  # fmt: skip
-row("matmul", named("matmul"), [(f(*s), f(*t, seed=1)) for s, t in MATRICES] + [(i(3, 5), i(5, 2, seed=1))])
+row(
+    "matmul",
+    named("matmul"),
+    [(f(*s), f(*t, seed=1)) for s, t in MATRICES] + [(i(3, 5), i(5, 2, seed=1))],
+)
 row("matmul", lambda m, x, y: x @ y, [(f(3, 5), f(5, 7))])
-row("dot", named("dot"), [(f(3, 5), f(5, 7)), (f(5), f(5)), (f(2, 3, 5), f(4, 5, 2)), (f(), f(3)), (f(2, 5), f(5)), (f(0), f(0))])
+row(
+    "dot",
+    named("dot"),
+    [
+        (f(3, 5), f(5, 7)),
+        (f(5), f(5)),
+        (f(2, 3, 5), f(4, 5, 2)),
+        (f(), f(3)),
+        (f(2, 5), f(5)),
+        (f(0), f(0)),
+    ],
+)
 row("outer", named("outer"), [(f(3), f(5)), (f(2, 2), f(3)), (f(), f(3)), (f(0), f(3))])
 for axes in (1, 2, ([0, 2], [1, 0])):
-    row("tensordot", named("tensordot", axes=axes), [(f(2, 3, 5), f(5, 2, 4))] if axes != 2 else [(f(4, 3, 5), f(3, 5, 2))])
+    row(
+        "tensordot",
+        named("tensordot", axes=axes),
+        [(f(2, 3, 5), f(5, 2, 4))] if axes != 2 else [(f(4, 3, 5), f(3, 5, 2))],
+    )
 row("tensordot", named("tensordot", 0), [(f(2), f(3)), (f(), f(3))])
 EINSUM = (
     ("ij,jk->ik", (3, 5), (5, 2)), ("ij,kj", (3, 5), (2, 5)), ("ij->ji", (3, 5)), ("ij->", (3, 5)), ("ij->i", (3, 5)), ("ii->i", (4, 4)), ("ii", (4, 4)),
@@ -291,4 +418,8 @@ EINSUM = (
     ("ijk,ijl->ikl", (2, 3, 4), (2, 3, 5)), ("ba,b", (3, 5), (3,)), ("ij,jk", (3, 0), (0, 2)), ("...", (3, 2)), ("iijj->ij", (2, 2, 3, 3)),
 )  # fmt: skip
 for text, *shapes in EINSUM:
-    row("einsum", lambda m, *xs, text=text: m.einsum(text, *xs), [tuple(f(*s, seed=k) for k, s in enumerate(shapes))])
+    row(
+        "einsum",
+        lambda m, *xs, text=text: m.einsum(text, *xs),
+        [tuple(f(*s, seed=k) for k, s in enumerate(shapes))],
+    )

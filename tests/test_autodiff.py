@@ -30,7 +30,9 @@ def gradients(function, *args):
             for h in (1e-5, -1e-5):
                 moved = [np.array(a, np.float64) for a in args]
                 moved[k][i] += h
-                ends.append((evaluate(graph, moved, np.float64)[0] * weights.astype(np.float32)).sum())
+                ends.append(
+                    (evaluate(graph, moved, np.float64)[0] * weights.astype(np.float32)).sum()
+                )
             g[i] = (ends[0] - ends[1]) / 2e-5
         numeric.append(g)
     return analytic, numeric
@@ -93,12 +95,23 @@ def test_movement(function):
     check(function, rand(3, 5))
 
 
-@pytest.mark.parametrize("shapes", [((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((2, 1, 3, 4), (5, 4, 2)), ((4,), (4, 5)), ((4,), (4,))])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((3, 4), (4, 5)),
+        ((2, 3, 4), (4, 5)),
+        ((2, 1, 3, 4), (5, 4, 2)),
+        ((4,), (4, 5)),
+        ((4,), (4,)),
+    ],
+)
 def test_matmul(shapes):
     check(eg.matmul, rand(*shapes[0]), rand(*shapes[1], seed=1))
 
 
-@pytest.mark.parametrize("function", [nn.softmax, nn.log_softmax, nn.gelu if hasattr(nn, "gelu") else nn.softmax])
+@pytest.mark.parametrize(
+    "function", [nn.softmax, nn.log_softmax, nn.gelu if hasattr(nn, "gelu") else nn.softmax]
+)
 def test_nn_functions(function):
     check(function, rand(3, 5))
 
@@ -111,7 +124,12 @@ def test_attention_with_everything():
     mask = np.ones((5, 7), bool)
     mask[2] = False
     q, k, v = rand(1, 4, 5, 3), rand(1, 2, 7, 3, seed=1), rand(1, 2, 7, 6, seed=2)
-    check(lambda a, b, c: nn.scaled_dot_product_attention(a, b, c, mask, causal="bottom-right"), q, k, v)
+    check(
+        lambda a, b, c: nn.scaled_dot_product_attention(a, b, c, mask, causal="bottom-right"),
+        q,
+        k,
+        v,
+    )
 
 
 def test_masked_row_is_zero_with_zero_gradient():
@@ -151,7 +169,9 @@ def test_repeated_ids_add_their_gradients():
 def test_second_order():
     x = rand(4)
     g = eg.grad(lambda v: eg.grad(lambda u: (eg.sin(u) * u * u).sum())(v).sum())(x).numpy()
-    np.testing.assert_allclose(g, 2 * np.sin(x) + 4 * x * np.cos(x) - x * x * np.sin(x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        g, 2 * np.sin(x) + 4 * x * np.cos(x) - x * x * np.sin(x), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_stop_gradient_and_structures():

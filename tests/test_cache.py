@@ -46,12 +46,19 @@ def test_another_program_misses(function, x):
 
 
 def test_the_same_program_hits_from_another_line():
-    assert key(lambda x: nn.softmax(x * 2.0, axis=1), X) == key(lambda x: nn.softmax(x * 2.0, axis=1), X)
+    assert key(lambda x: nn.softmax(x * 2.0, axis=1), X) == key(
+        lambda x: nn.softmax(x * 2.0, axis=1), X
+    )
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(eg.Options)])
 def test_every_option_counts(field):
-    changed = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v + 1, tuple: lambda v: ("fuse",)}
+    changed = {
+        bool: lambda v: not v,
+        int: lambda v: v + 1,
+        float: lambda v: v + 1,
+        tuple: lambda v: ("fuse",),
+    }
     value = getattr(eg.Options(), field)
     other = dataclasses.replace(eg.Options(), **{field: changed[type(value)](value)})
     assert key(base, X, options=other) != key(base, X)
@@ -64,14 +71,18 @@ def test_every_fact_of_the_device_counts(field):
     if dataclasses.is_dataclass(value):
         other = dataclasses.replace(value, launch=value.launch + 1)
     else:
-        other = value + (("x",) if isinstance(value, tuple) else "x" if isinstance(value, str) else 1)
+        other = value + (
+            ("x",) if isinstance(value, tuple) else "x" if isinstance(value, str) else 1
+        )
     assert key(base, X, target=dataclasses.replace(target, **{field: other})) != key(base, X)
 
 
 def test_donation_counts():
     graph = trace_call(base, (X,)).graph
     target = eg.device().target
-    assert cache.key(graph, target, eg.Options()) != cache.key(graph.replace(donated=(0,)), target, eg.Options())
+    assert cache.key(graph, target, eg.Options()) != cache.key(
+        graph.replace(donated=(0,)), target, eg.Options()
+    )
 
 
 def test_versions_count(monkeypatch):
@@ -116,5 +127,10 @@ def test_a_second_start_imports_no_egglog():
         "f(np.ones((3, 4), np.float32)).numpy()\n"
         "print('egglog' in sys.modules, 'jinja2' in sys.modules)"
     )
-    seen = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    seen = [
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
     assert seen == ["True True\n", "False False\n"]

@@ -9,7 +9,9 @@ import pytest
 import eggpu as eg
 from eggpu import nn
 
-_spec = importlib.util.spec_from_file_location("known_answers", Path(__file__).with_name("known_answers.py"))
+_spec = importlib.util.spec_from_file_location(
+    "known_answers", Path(__file__).with_name("known_answers.py")
+)
 known = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(known)
 CASES = {c["name"]: c for c in known.CASES}
@@ -47,7 +49,9 @@ def test_inf_times_variable(run):
 
 def test_neg_inf_fill(run):
     i, want, _ = given("neg_inf_fill")
-    out, top = run(lambda x, m: (eg.where(m, x, -np.inf), eg.where(m, x, -np.inf).max()), i["x"], i["m"])
+    out, top = run(
+        lambda x, m: (eg.where(m, x, -np.inf), eg.where(m, x, -np.inf).max()), i["x"], i["m"]
+    )
     assert np.array_equal(out, want)
     assert top == 3
     assert run(lambda: eg.full((5,), -np.inf).max()) == -np.inf
@@ -80,7 +84,9 @@ def test_softmax_axis1(run):
 
 def test_ce_far_target(run):
     i, want, tol = given("ce_far_target")
-    value, grad = run(lambda z, t: eg.value_and_grad(nn.cross_entropy)(z, t), i["logits"], i["target"])
+    value, grad = run(
+        lambda z, t: eg.value_and_grad(nn.cross_entropy)(z, t), i["logits"], i["target"]
+    )
     close(value, want["loss"], tol)
     close(grad, want["grad"], tol)
 
@@ -92,7 +98,9 @@ def test_sdpa_fully_masked_row(run):
         out = nn.scaled_dot_product_attention(q, k, v, mask)
         return out.sum(), out
 
-    (_, out), grads = run(lambda *a: eg.value_and_grad(loss, (0, 1, 2), has_aux=True)(*a), *i.values())
+    (_, out), grads = run(
+        lambda *a: eg.value_and_grad(loss, (0, 1, 2), has_aux=True)(*a), *i.values()
+    )
     close(out, want, tol)
     assert all(np.isfinite(g).all() for g in grads)
     assert not grads[0][0, 0, 1].any()
@@ -101,7 +109,10 @@ def test_sdpa_fully_masked_row(run):
 def test_sdpa_causal_lq_ne_lk(run):
     i, want, tol = given("sdpa_causal_lq_ne_lk")
     for kind in ("bottom-right", "top-left"):
-        out = run(lambda q, k, v, kind=kind: nn.scaled_dot_product_attention(q, k, v, causal=kind), *i.values())
+        out = run(
+            lambda q, k, v, kind=kind: nn.scaled_dot_product_attention(q, k, v, causal=kind),
+            *i.values(),
+        )
         close(out, want[kind.replace("-", "_")], tol)
 
 
@@ -130,7 +141,9 @@ def test_grad_gather_duplicates(run):
 def test_layernorm_large_mean(run):
     i, want, tol = given("layernorm_large_mean")
     for m in i["means"]:
-        row = (np.float32(m) + np.arange(16, dtype=np.float32) * np.float32(1e-3)).astype(np.float32)
+        row = (np.float32(m) + np.arange(16, dtype=np.float32) * np.float32(1e-3)).astype(
+            np.float32
+        )
         close(run(nn.layer_norm, row[None])[0, :3], want[m], tol)
 
 
@@ -153,7 +166,10 @@ def test_matmul_broadcast_odd(run):
 
 def test_permute_then_reduce(run):
     i, want, tol = given("permute_then_reduce")
-    got = run(lambda x: ((x.transpose((2, 0, 1)) * 2).sum(-1)[:3], (x.transpose((2, 0, 1)) * 2).sum()), i["x"])
+    got = run(
+        lambda x: ((x.transpose((2, 0, 1)) * 2).sum(-1)[:3], (x.transpose((2, 0, 1)) * 2).sum()),
+        i["x"],
+    )
     close(got[0], want["sum_last"], tol)
     close(got[1], want["sum_all"], tol)
 
@@ -166,7 +182,9 @@ def test_multi_axis_reduce(run):
 
 def test_argmax_ties(run):
     i, want, _ = given("argmax_ties")
-    assert np.array_equal(run(lambda a: a.argmax(1), i["a"]), want["a"] if isinstance(want, dict) else want[0])
+    assert np.array_equal(
+        run(lambda a: a.argmax(1), i["a"]), want["a"] if isinstance(want, dict) else want[0]
+    )
     assert run(lambda b: (~b).argmax(), i["b"]) == 0
 
 
@@ -178,7 +196,11 @@ def test_int_wraparound(run):
 
 def test_dispatch_over_65535(run):
     i, want, _ = given("dispatch_over_65535")
-    out = run(eg.matmul, np.full((i["batch"], 3, 3), 2, np.float32), np.full((i["batch"], 3, 3), 2, np.float32))
+    out = run(
+        eg.matmul,
+        np.full((i["batch"], 3, 3), 2, np.float32),
+        np.full((i["batch"], 3, 3), 2, np.float32),
+    )
     assert (out == want["matmul_every"]).all()
     assert run(lambda x: x + 1.0, np.zeros(i["n"], np.float32))[-1] == want["add_one_last"]
 

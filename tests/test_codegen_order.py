@@ -40,7 +40,16 @@ def results(device, target, inputs, outputs, args):
 
 
 # rows that are many, few and long, side by side or not, in whole vec4 and with a rest
-SHAPES = [((7,), 0), ((3, 8), 1), ((3, 8), 0), ((2, 5, 4), 1), ((40, 129), 1), ((3, 9001), 1), ((9000, 4), 0), ((70_001,), 0)]
+SHAPES = [
+    ((7,), 0),
+    ((3, 8), 1),
+    ((3, 8), 0),
+    ((2, 5, 4), 1),
+    ((40, 129), 1),
+    ((3, 9001), 1),
+    ((9000, 4), 0),
+    ((70_001,), 0),
+]
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
@@ -68,7 +77,9 @@ def test_few_long_rows_are_cut_into_segments(device, target):
     _, plan = results(device, target, [x], [scan("sum", x, 0)], [np.ones(1 << 18, np.float32)])
     assert len(plan.kernels) == 3
     many = given(0, (4096, 16))
-    _, plan = results(device, target, [many], [scan("sum", many, 1)], [np.ones((4096, 16), np.float32)])
+    _, plan = results(
+        device, target, [many], [scan("sum", many, 1)], [np.ones((4096, 16), np.float32)]
+    )
     assert len(plan.kernels) == 1
 
 
@@ -78,15 +89,19 @@ def test_order_is_stable(device, target, shape, descending):
     x, n = given(0, shape), given(1, shape, i32)
     rng = np.random.default_rng(0)
     value = rng.integers(-4, 5, shape).astype(np.float32)
-    value.flat[:: 7] = np.nan
+    value.flat[::7] = np.nan
     value[value == 0] *= rng.choice([-1, 1], int((value == 0).sum()))
     args = [value, rng.integers(-5, 5, shape).astype(np.int32)]
-    pairs, _ = results(device, target, [x, n], [argsort(x, descending), argsort(n, descending)], args)
+    pairs, _ = results(
+        device, target, [x, n], [argsort(x, descending), argsort(n, descending)], args
+    )
     for got, want in pairs:
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize(("rows", "count", "width"), [(5, 8, 3), (700, 900, 4), (3000, 40_001, 1), (1, 9, 8)])
+@pytest.mark.parametrize(
+    ("rows", "count", "width"), [(5, 8, 3), (700, 900, 4), (3000, 40_001, 1), (1, 9, 8)]
+)
 def test_of_several_writes_to_a_place_the_last_stays(device, target, rows, count, width):
     x, u, at = given(0, (rows, width)), given(1, (count, width)), given(2, (count,), i32)
     rng = np.random.default_rng(0)
@@ -103,4 +118,10 @@ def test_what_follows_a_scan_or_a_sort_is_another_kernel(device, build):
     x = given(0, (8,))
     after = E.add(build(x), build(x))
     with pytest.raises(IRError, match="shares no kernel with what follows it"):
-        run(device, Graph("test", (x,), (after,)), [Group((after,), (x,))], [np.ones(8, np.float32)], TARGETS["cpu"])
+        run(
+            device,
+            Graph("test", (x,), (after,)),
+            [Group((after,), (x,))],
+            [np.ones(8, np.float32)],
+            TARGETS["cpu"],
+        )

@@ -94,7 +94,9 @@ def test_mistakes_are_told():
         eg.grad(lambda x: function(x).sum())(X)
 
 
-WEIGHTS = [np.random.default_rng(k).standard_normal((16, 16)).astype(np.float32) / 4 for k in range(6)]
+WEIGHTS = [
+    np.random.default_rng(k).standard_normal((16, 16)).astype(np.float32) / 4 for k in range(6)
+]
 
 
 def block(h, w):
@@ -146,4 +148,6 @@ def test_dropout_is_the_same_when_it_is_computed_again():
     function = eg.checkpoint(lambda x: nn.dropout(eg.tanh(x), 0.5, key) * x)
     got = eg.compile(eg.grad(lambda x: function(x).sum()))(X).numpy()
     keep = np.asarray(nn.dropout(np.ones_like(X), 0.5, key))
-    np.testing.assert_allclose(got, keep * (np.tanh(X) + X * (1 - np.tanh(X) ** 2)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        got, keep * (np.tanh(X) + X * (1 - np.tanh(X) ** 2)), rtol=1e-4, atol=1e-6
+    )

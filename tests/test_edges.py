@@ -56,10 +56,33 @@ def test_constant_expressions_are_not_folded_wrong(run):
 
 def test_reductions_with_nan_and_infinities(run):
     x = np.array([[1, NAN, 2], [INF, -INF, 0], [INF, 1, 2], [-INF, -INF, -INF]], np.float32)
-    got = run(lambda x: (x.sum(1), x.max(1), x.min(1), x.prod(1), eg.logsumexp(x, 1), x.argmax(1), x.argmin(1), x.any(1), x.all(1)), x)
+    got = run(
+        lambda x: (
+            x.sum(1),
+            x.max(1),
+            x.min(1),
+            x.prod(1),
+            eg.logsumexp(x, 1),
+            x.argmax(1),
+            x.argmin(1),
+            x.any(1),
+            x.all(1),
+        ),
+        x,
+    )
     with np.errstate(all="ignore"):
         lse = f32(NAN, INF, INF, -INF)
-        want = (x.sum(1), x.max(1), x.min(1), x.prod(1), lse, x.argmax(1), x.argmin(1), x.any(1), x.all(1))
+        want = (
+            x.sum(1),
+            x.max(1),
+            x.min(1),
+            x.prod(1),
+            lse,
+            x.argmax(1),
+            x.argmin(1),
+            x.any(1),
+            x.all(1),
+        )
     for g, w in zip(got, want, strict=True):
         assert np.array_equal(g, w, equal_nan=g.dtype.kind == "f"), (g, w)
 
@@ -67,7 +90,11 @@ def test_reductions_with_nan_and_infinities(run):
 def test_argmax_ties_and_nan(run):
     x = np.array([[1, 5, 5, 2], [NAN, 9, NAN, 1], [-INF] * 4, [INF, INF, 0, NAN]], np.float32)
     n = np.array([[-3, -3, -7], [7, 7, 7]], np.int32)
-    got = run(lambda x, n: (x.argmax(1), x.argmin(1), x.argmax(0), x.argmax(), n.argmax(1), n.argmin(1)), x, n)
+    got = run(
+        lambda x, n: (x.argmax(1), x.argmin(1), x.argmax(0), x.argmax(), n.argmax(1), n.argmin(1)),
+        x,
+        n,
+    )
     want = (x.argmax(1), x.argmin(1), x.argmax(0), x.argmax(), n.argmax(1), n.argmin(1))
     for g, w in zip(got, want, strict=True):
         assert np.array_equal(g, w)
@@ -75,9 +102,17 @@ def test_argmax_ties_and_nan(run):
 
 def test_sorting_with_nan_and_infinities(run):
     x = f32(3, NAN, -INF, 0, INF, -0.0, NAN, -1)
-    got = run(lambda x: (eg.sort(x), eg.argsort(x), eg.topk(x, 3)[1], eg.cummax(x), eg.cumsum(x)), x)
+    got = run(
+        lambda x: (eg.sort(x), eg.argsort(x), eg.topk(x, 3)[1], eg.cummax(x), eg.cumsum(x)), x
+    )
     with np.errstate(all="ignore"):
-        want = (np.sort(x), np.argsort(x, kind="stable"), [1, 6, 4], np.maximum.accumulate(x), np.cumsum(x))
+        want = (
+            np.sort(x),
+            np.argsort(x, kind="stable"),
+            [1, 6, 4],
+            np.maximum.accumulate(x),
+            np.cumsum(x),
+        )
     for g, w in zip(got, want, strict=True):
         assert np.array_equal(g, w, equal_nan=g.dtype.kind == "f"), (g, w)
 
@@ -86,17 +121,36 @@ def test_sorting_with_nan_and_infinities(run):
 
 
 def test_softmax_of_huge_equal_infinite_and_single_elements(run):
-    rows = np.array([[1e38, 1e38, -1e38], [-3e38, -3e38, -3e38], [5, -INF, 5], [88, 89, 1000], [-1000, -1001, -2000]], np.float32)
+    rows = np.array(
+        [
+            [1e38, 1e38, -1e38],
+            [-3e38, -3e38, -3e38],
+            [5, -INF, 5],
+            [88, 89, 1000],
+            [-1000, -1001, -2000],
+        ],
+        np.float32,
+    )
     single = f32(3, -1e38, 0).reshape(3, 1)
     soft, logs, one, zero, axis0 = run(
-        lambda x, s: (nn.softmax(x), nn.log_softmax(x), nn.softmax(s), nn.log_softmax(s), nn.softmax(x, 0)), rows, single
+        lambda x, s: (
+            nn.softmax(x),
+            nn.log_softmax(x),
+            nn.softmax(s),
+            nn.log_softmax(s),
+            nn.softmax(x, 0),
+        ),
+        rows,
+        single,
     )
     wide = rows.astype(np.float64)
     shifted = wide - wide.max(1, keepdims=True)
     want = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
     np.testing.assert_allclose(soft, want, rtol=1e-6, atol=1e-37)
     with np.errstate(divide="ignore"):
-        np.testing.assert_allclose(logs, shifted - np.log(np.exp(shifted).sum(1, keepdims=True)), rtol=1e-6)
+        np.testing.assert_allclose(
+            logs, shifted - np.log(np.exp(shifted).sum(1, keepdims=True)), rtol=1e-6
+        )
     assert np.array_equal(one, np.ones((3, 1)))
     assert np.array_equal(zero, np.zeros((3, 1)))
     assert np.isfinite(axis0).all()
@@ -158,7 +212,9 @@ def test_layer_norm_of_a_row_with_a_large_mean(run, mean):
 
 def test_norm_of_equal_elements_is_zero(run):
     x = np.full((2, 5), 1e4, np.float32)
-    got, grad = run(lambda x: (nn.layer_norm(x), eg.grad(lambda x: (nn.layer_norm(x) ** 2).sum())(x)), x)
+    got, grad = run(
+        lambda x: (nn.layer_norm(x), eg.grad(lambda x: (nn.layer_norm(x) ** 2).sum())(x)), x
+    )
     assert not got.any()
     assert np.isfinite(grad).all()
 
@@ -167,7 +223,8 @@ def test_sums_of_2_to_the_24_ones_are_exact(run):
     n = 2**24 + 3
     x = np.ones(n, np.float32)
     total, mean, column, count = run(
-        lambda x: (x.sum(), x.mean(), x[: 2**24].reshape(2**12, 2**12).sum(0).sum(), (x > 0).sum()), x
+        lambda x: (x.sum(), x.mean(), x[: 2**24].reshape(2**12, 2**12).sum(0).sum(), (x > 0).sum()),
+        x,
     )
     assert total == np.float32(n)
     assert mean == 1
@@ -192,8 +249,27 @@ def test_integers_wrap_around(run):
 
 def test_large_integers_stay_exact(run):
     n = np.array([16777217, 2**31 - 1, -16777219], np.int32)
-    got = run(lambda n: (n + 0, n.max(), eg.where(n > 0, n, 0), n.astype("u32"), eg.sort(n), n[::-1], eg.maximum(n, 16777218)), n)
-    want = (n, n.max(), np.where(n > 0, n, 0), n.astype(np.uint32), np.sort(n), n[::-1], np.maximum(n, 16777218))
+    got = run(
+        lambda n: (
+            n + 0,
+            n.max(),
+            eg.where(n > 0, n, 0),
+            n.astype("u32"),
+            eg.sort(n),
+            n[::-1],
+            eg.maximum(n, 16777218),
+        ),
+        n,
+    )
+    want = (
+        n,
+        n.max(),
+        np.where(n > 0, n, 0),
+        n.astype(np.uint32),
+        np.sort(n),
+        n[::-1],
+        np.maximum(n, 16777218),
+    )
     for g, w in zip(got, want, strict=True):
         assert np.array_equal(g, w)
 
@@ -227,7 +303,10 @@ def test_many_rows_and_columns(run):
 def test_more_loop_iterations_than_an_invocation_may_make(run):
     n = 70_003
     rng = np.random.default_rng(0)
-    a, b = rng.integers(-2, 3, (2, n)).astype(np.float32), rng.integers(-2, 3, (n, 3)).astype(np.float32)
+    a, b = (
+        rng.integers(-2, 3, (2, n)).astype(np.float32),
+        rng.integers(-2, 3, (n, 3)).astype(np.float32),
+    )
     i, u = rng.integers(0, 9, (3, n)).astype(np.int32), rng.integers(0, 5, n)
     got = run(lambda a, b, i, u: (a @ b, a.sum(1), b.max(0), i.prod(1), i.sum(1), a.argmax(1), eg.cumsum(i, 1), b.T.cumsum(1),
                                   eg.grad(lambda t: (eg.take(t, u, 0) * b).sum())(b[:5]), nn.softmax(a * 0.0, 1)[:, 0]), a, b, i, u)  # fmt: skip
@@ -245,7 +324,9 @@ def test_an_array_that_no_binding_holds_is_refused_before_anything_runs():
     n = limit // 4 + 4
     target = eg.device().target
     graph = eg.trace(lambda x: x * 2.0, parse_type(f"f32[{n}]"))
-    with pytest.raises(CompileError, match=rf"f32\[{n}\] needs {4 * n} bytes.*can bind at most {limit}"):
+    with pytest.raises(
+        CompileError, match=rf"f32\[{n}\] needs {4 * n} bytes.*can bind at most {limit}"
+    ):
         compile_graph(graph, target)
     before = eg.device().counters.submits
     with pytest.raises(CompileError, match="can bind at most"):
@@ -317,7 +398,9 @@ def test_a_graph_whose_tree_is_exponential(run):
     (want,) = evaluate(eg.trace(grow, x), [x], np.float64)
     np.testing.assert_allclose(run(grow, x), want, rtol=1e-4, atol=1e-30)
     (want,) = evaluate(eg.trace(eg.grad(lambda x: grow(x).sum()), x), [x], np.float64)
-    np.testing.assert_allclose(run(eg.grad(lambda x: grow(x).sum()), x), want, rtol=1e-3, atol=1e-30)
+    np.testing.assert_allclose(
+        run(eg.grad(lambda x: grow(x).sum()), x), want, rtol=1e-3, atol=1e-30
+    )
 
 
 # masked branches
@@ -329,9 +412,15 @@ def test_masked_branches_never_poison_values_or_gradients(run):
         (lambda v: eg.where(v > 0, eg.sqrt(v), v), f32(1, 1, 0.5 / math.sqrt(3), 0, 1)),
         (lambda v: eg.where(v > 0, v * eg.log(v), 0.0), f32(0, 0, 1 + math.log(3), NAN, 0)),
         (lambda v: eg.where(v == 3, 1 / (v - 2.5), 2.0), f32(0, 0, -4, 0, 0)),
-        (lambda v: eg.where(eg.isfinite(v), eg.exp(v * 0.5), 1.0), f32(0.5 / math.e, 0.5, 0.5 * math.exp(1.5), 0, 0)),
+        (
+            lambda v: eg.where(eg.isfinite(v), eg.exp(v * 0.5), 1.0),
+            f32(0.5 / math.e, 0.5, 0.5 * math.exp(1.5), 0, 0),
+        ),
         (lambda v: eg.where(v < 0, eg.prod(eg.stack([v, v]), 0), 0.0), f32(-4, 0, 0, 0, 0)),
-        (lambda v: eg.where(v > 1e30, 0.0, eg.max(eg.stack([v, v * 2]), 0) ** 2), f32(-4, 0, 24, 0, NAN)),
+        (
+            lambda v: eg.where(v > 1e30, 0.0, eg.max(eg.stack([v, v * 2]), 0) ** 2),
+            f32(-4, 0, 24, 0, NAN),
+        ),
     ]
     for k, (function, want) in enumerate(safe):
         got = run(eg.grad(lambda v, g=function: g(v).sum()), x)
@@ -380,13 +469,26 @@ def test_half_precision(run):
     if "shader-f16" not in eg.device().target.features:
         pytest.skip("the device has no shader-f16")
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((5, 7)).astype(np.float16), rng.standard_normal((7, 3)).astype(np.float16)
+    x, w = (
+        rng.standard_normal((5, 7)).astype(np.float16),
+        rng.standard_normal((7, 3)).astype(np.float16),
+    )
 
     def every(x, w):
         y = eg.tanh(x @ w)
-        return y, x.sum(0), nn.softmax(x), x.astype("f32"), x[:, ::2] * 70000.0, eg.cumsum(x, 1), eg.grad(lambda w: (eg.tanh(x @ w) ** 2).sum())(w)
+        return (
+            y,
+            x.sum(0),
+            nn.softmax(x),
+            x.astype("f32"),
+            x[:, ::2] * 70000.0,
+            eg.cumsum(x, 1),
+            eg.grad(lambda w: (eg.tanh(x @ w) ** 2).sum())(w),
+        )
 
-    for got, want in zip(run(every, x, w), evaluate(eg.trace(every, x, w), [x, w], np.float64), strict=True):
+    for got, want in zip(
+        run(every, x, w), evaluate(eg.trace(every, x, w), [x, w], np.float64), strict=True
+    ):
         with np.errstate(over="ignore"):
             np.testing.assert_allclose(got, want.astype(got.dtype), rtol=4e-3, atol=4e-3)
 
@@ -407,8 +509,13 @@ def test_a_value_found_again_in_an_unreachable_cycle_does_not_end_the_process():
 
 def test_products_do_not_write_over_what_others_still_read(run):
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((512, 64)).astype(np.float32), rng.standard_normal((64, 64)).astype(np.float32) / 8
+    x, w = (
+        rng.standard_normal((512, 64)).astype(np.float32),
+        rng.standard_normal((64, 64)).astype(np.float32) / 8,
+    )
     want = x.astype(np.float64)
     for _ in range(4):
         want = want @ w
-    np.testing.assert_allclose(run(lambda x, w: x @ w @ w @ w @ w, x, w), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        run(lambda x, w: x @ w @ w @ w @ w, x, w), want, rtol=1e-4, atol=1e-4
+    )

@@ -58,7 +58,9 @@ def test_a_wrong_gradient_is_told_by_argument_and_element() -> None:
 
 
 def test_a_corner_is_told() -> None:
-    with pytest.raises(WrongGradient, match="a corner: -?0 from the left, -?[0-9.]+ from the right"):
+    with pytest.raises(
+        WrongGradient, match="a corner: -?0 from the left, -?[0-9.]+ from the right"
+    ):
         check_grads(nn.relu, np.zeros(1, np.float32))
 
 

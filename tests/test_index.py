@@ -24,7 +24,10 @@ def test_reshape_and_permute_agree_with_numpy(shape, data):
         where = np.unravel_index(i, shape)
         flat = int(np.ravel_multi_index([where[p] for p in perm], [shape[p] for p in perm]))
         assert permuted.evaluate({"i": i}) == flat
-        assert [k.evaluate({"i": i}) for k in again] == [flat // (size // left), flat % (size // left)]
+        assert [k.evaluate({"i": i}) for k in again] == [
+            flat // (size // left),
+            flat % (size // left),
+        ]
         assert all(k.lo <= k.evaluate({"i": i}) <= k.hi for k in again)
 
 

@@ -59,7 +59,9 @@ def test_every_library_function_is_public() -> None:
 
 
 def flat(value: Any) -> list[Any]:
-    return [v for item in value for v in flat(item)] if isinstance(value, (list, tuple)) else [value]
+    return (
+        [v for item in value for v in flat(item)] if isinstance(value, (list, tuple)) else [value]
+    )
 
 
 def expected(r: Row, args: tuple[Any, ...]) -> list[np.ndarray]:
@@ -92,7 +94,9 @@ def test_compiled_it_means_the_same(name: str) -> None:
     calls = [(r, args) for r in rows(name) for args in r.args]
 
     def every(arguments: Any) -> Any:
-        return [flat(r.call(r.module, *mine)) for (r, _), mine in zip(calls, arguments, strict=True)]
+        return [
+            flat(r.call(r.module, *mine)) for (r, _), mine in zip(calls, arguments, strict=True)
+        ]
 
     outputs = eg.compile(every)([list(args) for _, args in calls])
     for (r, args), got in zip(calls, outputs, strict=True):

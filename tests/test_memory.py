@@ -20,7 +20,7 @@ from eggpu.compiler.schedule.order import dependencies, frugal, stable
 from eggpu.compiler.schedule.plan import Access, Binding, Plan
 from eggpu.compiler.schedule.program import Program
 from eggpu.compiler.schedule.selection import Group, Selection, stored_base
-from eggpu.compiler.schedule.target import FLOOR, Target, LLVMPIPE
+from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
 from eggpu.compiler.schedule.verify import verify_plan
 from eggpu.compiler.types import Type, bool_, f16, f32
 

@@ -108,7 +108,10 @@ CHANGES = [
     (at("plan", "kernels", 0, "grid", 1, value="1"), r"grid\[1\] needs int, got '1'"),
     (at("plan", "kernels", 0, "flops", value=1.5), r"plan.kernels\[0\].flops needs int, got 1.5"),
     (at("plan", "kernels", 0, "trusted", value=0), r"kernels\[0\].trusted needs bool, got 0"),
-    (at("plan", "kernels", 0, "bindings", 0, "access", value="w"), "one of read, read_write, image1, image4, got"),
+    (
+        at("plan", "kernels", 0, "bindings", 0, "access", value="w"),
+        "one of read, read_write, image1, image4, got",
+    ),
     (at("plan", "buffers", 0, "place", value=["input"]), r"buffers\[0\].place needs .* or .* got"),
     (at("plan", "buffers", 0, "shape", value=None), r"buffers\[0\].shape needs a list, got None"),
     (at("plan", "constants", 0, "data", value="*"), r"constants\[0\].data needs base64 text"),

@@ -34,7 +34,10 @@ def test_keys_make_numbers():
     again = er.uniform(er.key(7), (100,)).numpy()
     np.testing.assert_array_equal(er.uniform(KEY, (100,)).numpy(), again)
     a, b = er.split(KEY)
-    others = [er.uniform(k, (100,)).numpy() for k in (a, b, er.fold_in(KEY, 1), er.fold_in(KEY, 2), er.key(8))]
+    others = [
+        er.uniform(k, (100,)).numpy()
+        for k in (a, b, er.fold_in(KEY, 1), er.fold_in(KEY, 2), er.key(8))
+    ]
     for k, x in enumerate([again, *others]):
         assert all(not np.array_equal(x, y) for y in others[k:])
     assert len({tuple(k) for k in np.asarray(er.split(KEY, 1000)).tolist()}) == 1000
@@ -65,7 +68,9 @@ def test_a_permutation_has_every_number_once():
 
 def test_dropout_keeps_the_mean_and_has_the_gradient_of_its_mask():
     x = np.ones((100, 200), np.float32)
-    out, grad = eg.compile(lambda x, k: (nn.dropout(x, 0.25, k), eg.grad(lambda x: nn.dropout(x, 0.25, k).sum())(x)))(x, KEY)
+    out, grad = eg.compile(
+        lambda x, k: (nn.dropout(x, 0.25, k), eg.grad(lambda x: nn.dropout(x, 0.25, k).sum())(x))
+    )(x, KEY)
     assert abs(out.numpy().mean() - 1) < 0.02
     assert set(np.unique(out)) == {0, np.float32(1 / 0.75)}
     np.testing.assert_array_equal(out, grad)

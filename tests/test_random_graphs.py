@@ -48,7 +48,11 @@ def product(x: Any, y: Any) -> Any:
 
 
 def joined(x: Any, y: Any, c: int) -> Any:
-    return eg.concatenate([x, y if y.shape == x.shape else x * 0.5, x[:1]], axis_of(x, 0)) if c % 2 else eg.stack([x, -x], -1)
+    return (
+        eg.concatenate([x, y if y.shape == x.shape else x * 0.5, x[:1]], axis_of(x, 0))
+        if c % 2
+        else eg.stack([x, -x], -1)
+    )
 
 
 # name: (least rank, function of two values and a choice). All keep small values small.
@@ -92,12 +96,19 @@ OPS: dict[str, tuple[int, Callable[[Any, Any, int], Any]]] = {
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
-    return Step(draw(st.sampled_from(sorted(OPS))), draw(st.integers(0, 5)), draw(st.integers(0, 5)), draw(st.integers(0, 15)))
+    return Step(
+        draw(st.sampled_from(sorted(OPS))),
+        draw(st.integers(0, 5)),
+        draw(st.integers(0, 5)),
+        draw(st.integers(0, 15)),
+    )
 
 
 @st.composite
 def programs(draw: st.DrawFn, most: int) -> tuple[list[tuple[int, ...]], list[Step]]:
-    return draw(st.lists(SHAPES, min_size=1, max_size=3)), draw(st.lists(steps(), min_size=2, max_size=most))
+    return draw(st.lists(SHAPES, min_size=1, max_size=3)), draw(
+        st.lists(steps(), min_size=2, max_size=most)
+    )
 
 
 def function_of(program: list[Step]) -> Callable[..., list[Any]]:
@@ -121,7 +132,9 @@ def numbers(shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
     return [rng.standard_normal(s).astype(np.float32) for s in shapes]
 
 
-COMMON = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], derandomize=True)
+COMMON = settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], derandomize=True
+)
 
 
 @settings(COMMON, max_examples=40)
@@ -134,7 +147,9 @@ def test_compiled_equals_numpy(given_: tuple[list[tuple[int, ...]], list[Step]])
     for optimize in (True, False):
         found = eg.compile(function, optimize=optimize)(*arrays)
         for got, want, near in zip(found, double, single, strict=True):
-            allowed = 1e-5 * np.max(np.abs(want), initial=1) + 30 * np.max(np.abs(near - want), initial=0)
+            allowed = 1e-5 * np.max(np.abs(want), initial=1) + 30 * np.max(
+                np.abs(near - want), initial=0
+            )
             np.testing.assert_allclose(got.numpy(), want, rtol=2e-5, atol=allowed)
 
 
@@ -148,7 +163,9 @@ def test_compiled_gradients_equal_numpy_s(given_: tuple[list[tuple[int, ...]], l
     double, single = evaluate(graph, arrays, np.float64), evaluate(graph, arrays)
     value, grads = eg.compile(step)(*arrays)
     for got, want, near in zip([value, *grads], double, single, strict=True):
-        allowed = 2e-5 * np.max(np.abs(want), initial=1) + 50 * np.max(np.abs(near - want), initial=0)
+        allowed = 2e-5 * np.max(np.abs(want), initial=1) + 50 * np.max(
+            np.abs(near - want), initial=0
+        )
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=allowed)
 
 
@@ -177,10 +194,17 @@ def test_gradients_are_finite_differences(given_: tuple[list[tuple[int, ...]], l
     grads = evaluate(eg.trace(eg.grad(loss, tuple(range(len(arrays)))), *arrays), wide, np.float64)
 
     def slope(h: float) -> float:
-        ends = [evaluate(graph, [a + s * h * d for a, d in zip(wide, direction, strict=True)], np.float64)[0] for s in (1, -1)]
+        ends = [
+            evaluate(
+                graph, [a + s * h * d for a, d in zip(wide, direction, strict=True)], np.float64
+            )[0]
+            for s in (1, -1)
+        ]
         return float(ends[0] - ends[1]) / (2 * h)
 
     near, nearer = slope(1e-6), slope(3e-7)
-    assume(abs(near - nearer) < 1e-5 * (1 + abs(near)))  # else a corner of the function lies between
+    assume(
+        abs(near - nearer) < 1e-5 * (1 + abs(near))
+    )  # else a corner of the function lies between
     got = sum(float((g * d).sum()) for g, d in zip(grads, direction, strict=True))
     assert math.isclose(got, near, rel_tol=1e-4, abs_tol=1e-4), (got, near)

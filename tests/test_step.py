@@ -9,7 +9,6 @@ from eggpu.compiler.egraph import saturate_graph
 from eggpu.compiler.egraph.extract import extract
 from eggpu.compiler.schedule.target import LLVMPIPE
 
-
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -46,7 +45,10 @@ def test_one_submission_a_step_and_nothing_new_in_steady_state(trained):
     grown = on.counters.since(before)
     assert grown["submits"] == 5
     assert grown["dispatches"] == 5 * len(step.plan.kernels)
-    assert not {"buffers_created", "pipelines_compiled", "bind_groups_created", "downloads"} & grown.keys()
+    assert (
+        not {"buffers_created", "pipelines_compiled", "bind_groups_created", "downloads"}
+        & grown.keys()
+    )
     assert float(value) < first
     assert step.recompilations == []
 

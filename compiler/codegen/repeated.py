@@ -32,7 +32,10 @@ class Repeated:
         for kernel in found[1]:  # each group has scratch of its own
             twin.update({v: replace(v) for v in kernel.writes if isinstance(v, Scratch)})
         return [
-            replace(k, reads=tuple(twin[v] for v in k.reads), writes=tuple(twin[v] for v in k.writes)) for k in found[1]
+            replace(
+                k, reads=tuple(twin[v] for v in k.reads), writes=tuple(twin[v] for v in k.writes)
+            )
+            for k in found[1]
         ]
 
 

@@ -4,7 +4,6 @@ their totals, the running combination of the totals, and the segments again with
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..index import Index, flatten, index, unflatten
@@ -131,7 +130,9 @@ class _Kernel:
     """One pass over all segments: with `totals` it stores what each combines to, else every running combination,
     which begins with `before` where there is one."""
 
-    def __init__(self, job: Job, node: Node, g: _Layout, totals: Scratch | None, before: Scratch | None) -> None:
+    def __init__(
+        self, job: Job, node: Node, g: _Layout, totals: Scratch | None, before: Scratch | None
+    ) -> None:
         self.job, self.node, self.g, self.totals, self.before = job, node, g, totals, before
         self.combine = COMBINES[_combine_name(node)]
         self.vector = g.wide and not g.along  # of the running value
@@ -192,7 +193,11 @@ class _Kernel:
         """The row-major position of a step, and the element, or the four, of the operand there."""
         g, operand, axis = self.g, self.node.operands[0], self.node.op.axis  # type: ignore[attr-defined]
         outer, at, inner = g.place(self.unit, step)
-        coordinates = (*unflatten(outer, operand.shape[:axis]), at, *unflatten(inner, operand.shape[axis + 1 :]))
+        coordinates = (
+            *unflatten(outer, operand.shape[:axis]),
+            at,
+            *unflatten(inner, operand.shape[axis + 1 :]),
+        )
         value = self.em.splat(self.em.value(operand, coordinates), operand.dtype, g.wide)
         return flatten(coordinates, operand.shape), value
 
@@ -234,13 +239,19 @@ class _Kernel:
             place, value = self._value(em.variable("near", g.steps))
             result, last = self._prefixes(value, "") if g.wide else (value, value)
             em.line(f"let mine = select({self._identity(False)}, {last}, present);")
-            em.line("let earlier = before(mine, local);", f"let first = {self._combined('total', 'earlier', False)};")
+            em.line(
+                "let earlier = before(mine, local);",
+                f"let first = {self._combined('total', 'earlier', False)};",
+            )
             if self.totals is None:
                 spread = f"{wgsl_type(self.node.dtype, g.wide)}(first)"
                 em.line(f"let result = {self._combined(spread, result, g.wide)};")
                 with em.block("if (present)"):
                     em.store(0, place, Value("result", g.wide, em.depth), self.node.dtype)
-            em.line(f"total = {self._combined('total', f'shared_totals[{_GROUP - 1}u]', False)};", "workgroupBarrier();")
+            em.line(
+                f"total = {self._combined('total', f'shared_totals[{_GROUP - 1}u]', False)};",
+                "workgroupBarrier();",
+            )
 
     # ---- pieces
 
@@ -255,7 +266,9 @@ class _Kernel:
 
     def _combined(self, a: str, b: str, wide: bool) -> str:
         dtype = self.node.dtype
-        return self.combine.wgsl.format(a, b, T=wgsl_type(dtype, wide), v="4" if wide else "", s=suffix(dtype, wide))
+        return self.combine.wgsl.format(
+            a, b, T=wgsl_type(dtype, wide), v="4" if wide else "", s=suffix(dtype, wide)
+        )
 
     def _finish(self) -> KernelSource:
         g, limit = self.g, self.job.target.max_groups

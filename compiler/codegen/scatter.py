@@ -154,7 +154,9 @@ def _results(
     return _finish(job, em, workers)
 
 
-def _add(em: Emitter, node: Node, at: tuple[Index, ...], lists: Mapping[Node, Stored] | None, wide: bool) -> None:
+def _add(
+    em: Emitter, node: Node, at: tuple[Index, ...], lists: Mapping[Node, Stored] | None, wide: bool
+) -> None:
     """`total`, the sum of the updates of a place."""
     em.line(f"var total = {wgsl_type(node.dtype, wide)}({literal(0, node.dtype)});")
 
@@ -165,7 +167,9 @@ def _add(em: Emitter, node: Node, at: tuple[Index, ...], lists: Mapping[Node, St
     _visit(em, node, at[0], lists, add)
 
 
-def _replace(em: Emitter, node: Node, at: tuple[Index, ...], lists: Mapping[Node, Stored] | None, wide: bool) -> None:
+def _replace(
+    em: Emitter, node: Node, at: tuple[Index, ...], lists: Mapping[Node, Stored] | None, wide: bool
+) -> None:
     """`total`, the last update of a place, or what was there."""
     before, updates, positions = node.operands
     count = positions.type.size
@@ -177,7 +181,13 @@ def _replace(em: Emitter, node: Node, at: tuple[Index, ...], lists: Mapping[Node
     em.line(f"let total = select({old}, {new}, last < {count}u);")
 
 
-def _visit(em: Emitter, node: Node, row: Index, lists: Mapping[Node, Stored] | None, each: Callable[[Index], None]) -> None:
+def _visit(
+    em: Emitter,
+    node: Node,
+    row: Index,
+    lists: Mapping[Node, Stored] | None,
+    each: Callable[[Index], None],
+) -> None:
     """`each` for the updates of a row, in their order."""
     positions, count = node.operands[-1], node.operands[-1].type.size
     row_text = em.index(row).text

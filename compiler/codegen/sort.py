@@ -82,7 +82,9 @@ class _Step:
         em.line("var rank = 0u;")
         with em.block(f"for (var j = {start}; j < min({start} + {run}u, {self.n}u); j++)"):
             other = em.load(self.keys, row * self.n + em.variable("j", self.n)).text
-            em.line(f"rank += select(0u, 1u, {other} < {mine} || ({other} == {mine} && j < {here}));")
+            em.line(
+                f"rank += select(0u, 1u, {other} < {mine} || ({other} == {mine} && j < {here}));"
+            )
         return self._end(em, row, f"{start} + rank", mine, here, new)
 
     def merged(self, run: int, new: tuple[Scratch, Scratch] | None) -> KernelSource:
@@ -109,7 +111,15 @@ class _Step:
         left = f"(run >> 1u) * {2 * run}u + {here} % {run}u"
         return self._end(em, row, f"{left} + low - first", mine, own, new)
 
-    def _end(self, em: Emitter, row: Index, to: str, key: str, own: str, new: tuple[Scratch, Scratch] | None) -> KernelSource:
+    def _end(
+        self,
+        em: Emitter,
+        row: Index,
+        to: str,
+        key: str,
+        own: str,
+        new: tuple[Scratch, Scratch] | None,
+    ) -> KernelSource:
         """Put the key and where it came from in its new place."""
         em.line(f"let to = {to};")
         place = row * self.n + em.variable("to", self.n)

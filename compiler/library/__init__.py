@@ -44,4 +44,14 @@ for _name in ("astype", "clip", "round"):
 Array.take = indexing.take  # type: ignore[attr-defined]
 Array.dot = linalg.dot  # type: ignore[attr-defined]
 
-__all__ = ["indexing", "linalg", "math", "nn", "ordering", "random", "reductions", "shaping", "updates"]
+__all__ = [
+    "indexing",
+    "linalg",
+    "math",
+    "nn",
+    "ordering",
+    "random",
+    "reductions",
+    "shaping",
+    "updates",
+]

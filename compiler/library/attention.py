@@ -28,13 +28,21 @@ def scaled_dot_product_attention(q: Value, k: Value, v: Value, mask: Value | Non
     """
     qn, kn, vn = promoted("attention", [q, k, v])
     kn, vn = _grouped(qn, kn), _grouped(qn, vn)
-    if min(map(lambda n: len(n.shape), (qn, kn, vn))) < 2 or qn.shape[-1] != kn.shape[-1] or kn.shape[-2] != vn.shape[-2]:
-        raise ShapeMismatch(f"attention needs q (..., t, d), k (..., s, d), v (..., s, e), got {qn.type}, {kn.type}, {vn.type}")
+    if (
+        min(map(lambda n: len(n.shape), (qn, kn, vn))) < 2
+        or qn.shape[-1] != kn.shape[-1]
+        or kn.shape[-2] != vn.shape[-2]
+    ):
+        raise ShapeMismatch(
+            f"attention needs q (..., t, d), k (..., s, d), v (..., s, e), got {qn.type}, {kn.type}, {vn.type}"
+        )
     batch = broadcast_shapes("attention", qn.shape[:-2], kn.shape[:-2], vn.shape[:-2])
     qn, kn, vn = (broadcast(n, (*batch, *n.shape[-2:])) for n in (qn, kn, vn))
     if not kn.shape[-2]:  # no keys at all: every row is one without visible keys
         return wrap(full(0, (*qn.shape[:-1], vn.shape[-1]), vn.dtype))
-    scores = dot_node(qn, swap(kn)) * (1 / math.sqrt(max(qn.shape[-1], 1)) if scale is None else scale)
+    scores = dot_node(qn, swap(kn)) * (
+        1 / math.sqrt(max(qn.shape[-1], 1)) if scale is None else scale
+    )
     if softcap:
         scores = E.tanh(scores * (1 / softcap)) * softcap
     if window and not causal:
@@ -78,11 +86,17 @@ def _masked_softmax(scores: Node, visible: Node | None) -> Node:
         scores = E.select(visible, E.tame(scores), full(-math.inf, scores.shape, scores.dtype))
     top = E.stop_gradient(reduce("max", scores, axes))
     if visible is not None:  # rows without visible keys: exp(-inf - 0) = 0, and 0 / 1 = 0
-        top = E.select(E.eq(top, full(-math.inf, top.shape, top.dtype)), full(0, top.shape, top.dtype), top)
+        top = E.select(
+            E.eq(top, full(-math.inf, top.shape, top.dtype)), full(0, top.shape, top.dtype), top
+        )
     e = E.exp(scores - broadcast(top, scores.shape))
     total = reduce("sum", e, axes)
     if visible is not None:
-        total = E.select(E.eq(total, full(0, total.shape, total.dtype)), full(1, total.shape, total.dtype), E.tame(total))
+        total = E.select(
+            E.eq(total, full(0, total.shape, total.dtype)),
+            full(1, total.shape, total.dtype),
+            E.tame(total),
+        )
     return e / broadcast(total, scores.shape)
 
 
@@ -92,7 +106,9 @@ def _grouped(q: Node, x: Node) -> Node:
         return x
     heads, kv = q.shape[-3], x.shape[-3]
     if heads % kv:
-        raise ShapeMismatch(f"grouped heads need a multiple of {kv} query heads, got {q.type} and {x.type}")
+        raise ShapeMismatch(
+            f"grouped heads need a multiple of {kv} query heads, got {q.type} and {x.type}"
+        )
     wide = reshape(x, (*x.shape[:-2], 1, *x.shape[-2:]))
     wide = broadcast(wide, (*x.shape[:-2], heads // kv, *x.shape[-2:]))
     return reshape(wide, (*x.shape[:-3], heads, *x.shape[-2:]))

@@ -60,10 +60,19 @@ def promoted(name: str, values: Sequence[Value]) -> list[Node]:
 
 def check_scalar(name: str, value: Any, to: DType) -> None:
     """Raise unless a Python number can be a `to`."""
-    exact = to.kind == "f" or isinstance(value, bool) or (to.kind in "iu" and isinstance(value, int))
-    whole = isinstance(value, float) and to.kind in "iu" and math.isfinite(value) and value == int(value)
+    exact = (
+        to.kind == "f" or isinstance(value, bool) or (to.kind in "iu" and isinstance(value, int))
+    )
+    whole = (
+        isinstance(value, float)
+        and to.kind in "iu"
+        and math.isfinite(value)
+        and value == int(value)
+    )
     if not (exact or whole):
-        raise TypeMismatch(f"{name} of {to} and {value!r}: a Python number takes the array's dtype; cast the array first, as in x.astype('f32')")
+        raise TypeMismatch(
+            f"{name} of {to} and {value!r}: a Python number takes the array's dtype; cast the array first, as in x.astype('f32')"
+        )
 
 
 def broadcast_shapes(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -73,7 +82,9 @@ def broadcast_shapes(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     for k in range(rank):
         sizes = {s[len(s) - rank + k] for s in shapes if len(s) - rank + k >= 0} - {1}
         if len(sizes) > 1:
-            raise ShapeMismatch(f"{name} needs shapes that broadcast, got {' and '.join(str(list(s)) for s in shapes)}")
+            raise ShapeMismatch(
+                f"{name} needs shapes that broadcast, got {' and '.join(str(list(s)) for s in shapes)}"
+            )
         out.append(sizes.pop() if sizes else 1)
     return tuple(out)
 

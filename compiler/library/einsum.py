@@ -22,16 +22,22 @@ def einsum(subscripts: str, *operands: Value) -> Array:
     left, arrow, right = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(nodes):
-        raise ShapeMismatch(f"einsum {subscripts!r} has {len(terms)} terms for {len(nodes)} operands")
+        raise ShapeMismatch(
+            f"einsum {subscripts!r} has {len(terms)} terms for {len(nodes)} operands"
+        )
     terms, extra = _without_ellipsis(subscripts, terms, nodes)
     if arrow:
         output = right.replace("...", extra)
     else:
         letters = "".join(terms)
-        output = extra + "".join(sorted(c for c in set(letters) - set(extra) if letters.count(c) == 1))
+        output = extra + "".join(
+            sorted(c for c in set(letters) - set(extra) if letters.count(c) == 1)
+        )
     sizes = _sizes(subscripts, terms, nodes)
     if len(set(output)) != len(output) or any(c not in sizes for c in output):
-        raise ShapeMismatch(f"einsum {subscripts!r}: the output {output!r} needs letters of the operands, each once")
+        raise ShapeMismatch(
+            f"einsum {subscripts!r}: the output {output!r} needs letters of the operands, each once"
+        )
     parts = [_spread(*_diagonal(t, n), sizes) for t, n in zip(terms, nodes, strict=True)]
     term, value = parts[0]
     for k, (other_term, other) in enumerate(parts[1:], 1):
@@ -41,9 +47,20 @@ def einsum(subscripts: str, *operands: Value) -> Array:
     return wrap(_arranged(term, value, output))
 
 
-def _without_ellipsis(subscripts: str, terms: list[str], nodes: list[Node]) -> tuple[list[str], str]:
-    free = [c for c in "ZYXWVUTSRQPONMLKJIHGFEDCBAzyxwvutsrqponmlkjihgfedcba" if c not in subscripts]
-    most = max((len(n.shape) - len(t.replace("...", "")) for t, n in zip(terms, nodes, strict=True) if "..." in t), default=0)
+def _without_ellipsis(
+    subscripts: str, terms: list[str], nodes: list[Node]
+) -> tuple[list[str], str]:
+    free = [
+        c for c in "ZYXWVUTSRQPONMLKJIHGFEDCBAzyxwvutsrqponmlkjihgfedcba" if c not in subscripts
+    ]
+    most = max(
+        (
+            len(n.shape) - len(t.replace("...", ""))
+            for t, n in zip(terms, nodes, strict=True)
+            if "..." in t
+        ),
+        default=0,
+    )
     extra = "".join(free[:most])
     out = []
     for t, n in zip(terms, nodes, strict=True):
@@ -73,7 +90,9 @@ def _diagonal(term: str, n: Node) -> tuple[str, Node]:
             b = term.index(letter, a + 1)
             size = n.shape[a]
             if n.shape[b] != size:
-                raise ShapeMismatch(f"einsum: {letter!r} is twice in {term!r}, with lengths {size} and {n.shape[b]}")
+                raise ShapeMismatch(
+                    f"einsum: {letter!r} is twice in {term!r}, with lengths {size} and {n.shape[b]}"
+                )
             rest = [k for k in range(len(term)) if k not in (a, b)]
             lead = tuple(n.shape[k] for k in rest)
             flat = reshape(transpose(n, (*rest, a, b)), (*lead, size * size))
@@ -89,14 +108,18 @@ def _spread(term: str, n: Node, sizes: dict[str, int]) -> tuple[str, Node]:
 def _summed(term: str, n: Node, keep: set[str]) -> tuple[str, Node]:
     axes = tuple(k for k, c in enumerate(term) if c not in keep)
     out = reduce("sum", n, axes)
-    return "".join(c for c in term if c in keep), reshape(out, tuple(d for k, d in enumerate(out.shape) if k not in axes))
+    return "".join(c for c in term if c in keep), reshape(
+        out, tuple(d for k, d in enumerate(out.shape) if k not in axes)
+    )
 
 
 def _arranged(term: str, n: Node, wanted: str) -> Node:
     return transpose(n, tuple(term.index(c) for c in wanted))
 
 
-def _pair(a: str, x: Node, b: str, y: Node, keep: set[str], sizes: dict[str, int]) -> tuple[str, Node]:
+def _pair(
+    a: str, x: Node, b: str, y: Node, keep: set[str], sizes: dict[str, int]
+) -> tuple[str, Node]:
     a, x = _summed(a, x, keep | set(b))
     b, y = _summed(b, y, keep | set(a))
     batch = "".join(c for c in a if c in b and c in keep)

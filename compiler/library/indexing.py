@@ -85,7 +85,9 @@ def _expanded(keys: tuple, rank: int) -> list:
 def _positions(item: Any, x: Array) -> Node:
     positions = array(item).node
     if positions.dtype is bool_:
-        raise TypeMismatch(f"x[mask] has no fixed shape for {x.type}; use eggpu.where(mask, x, other)")
+        raise TypeMismatch(
+            f"x[mask] has no fixed shape for {x.type}; use eggpu.where(mask, x, other)"
+        )
     if positions.dtype.kind not in "iu":
         raise TypeMismatch(f"an index must be an integer array or a slice, got {positions.type}")
     return positions
@@ -112,7 +114,9 @@ def joined(n: Node, arrays: list[tuple[int, Node]]) -> tuple[Node, Node, int]:
     rest = [k for k in range(len(n.shape)) if k not in axes]
     order = [*rest[:first], *axes, *rest[first:]]
     moved = transpose(n, order)
-    view = reshape(moved, (*moved.shape[:first], math.prod(sizes), *moved.shape[first + len(axes) :]))
+    view = reshape(
+        moved, (*moved.shape[:first], math.prod(sizes), *moved.shape[first + len(axes) :])
+    )
     return view, flat, first
 
 
@@ -139,8 +143,12 @@ def take_along_axis(x: Value, positions: Value, axis: int) -> Array:
     """x[..., positions[..., j, ...], ...]: positions has x's shape but for `axis`."""
     n, p = node(x), _positions(positions, array(x))
     k = one_axis("take_along_axis", axis, len(n.shape))
-    if len(p.shape) != len(n.shape) or any(a != b for i, (a, b) in enumerate(zip(p.shape, n.shape, strict=True)) if i != k):
-        raise ShapeMismatch(f"take_along_axis needs positions like {n.type} but for axis {axis}, got {p.type}")
+    if len(p.shape) != len(n.shape) or any(
+        a != b for i, (a, b) in enumerate(zip(p.shape, n.shape, strict=True)) if i != k
+    ):
+        raise ShapeMismatch(
+            f"take_along_axis needs positions like {n.type} but for axis {axis}, got {p.type}"
+        )
     from ..ops import iota
 
     size = n.shape[k]

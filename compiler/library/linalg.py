@@ -17,14 +17,20 @@ def matmul(a: Value, b: Value) -> Array:
     """The matrix product over the last two axes, broadcasting the others; 1-d arrays are rows or columns."""
     x, y = promoted("matmul", [a, b])
     if not x.shape or not y.shape:
-        raise ShapeMismatch(f"matmul needs arrays of at least one dimension, got {x.type} and {y.type}")
+        raise ShapeMismatch(
+            f"matmul needs arrays of at least one dimension, got {x.type} and {y.type}"
+        )
     left, right = len(x.shape) == 1, len(y.shape) == 1
     x = reshape(x, (1, *x.shape)) if left else x
     y = reshape(y, (*y.shape, 1)) if right else y
     if x.shape[-1] != y.shape[-2]:
         raise ShapeMismatch(f"matmul needs (..., m, k) and (..., k, n), got {x.type} and {y.type}")
     out = _product(x, y)
-    shape = [*out.shape[:-2], *([] if left else [out.shape[-2]]), *([] if right else [out.shape[-1]])]
+    shape = [
+        *out.shape[:-2],
+        *([] if left else [out.shape[-2]]),
+        *([] if right else [out.shape[-1]]),
+    ]
     return wrap(reshape(out, shape))
 
 
@@ -58,13 +64,17 @@ def tensordot(a: Value, b: Value, axes: int | tuple[Sequence[int], Sequence[int]
         left = [one_axis("tensordot", k, len(x.shape)) for k in both[0]]
         right = [one_axis("tensordot", k, len(y.shape)) for k in both[1]]
     if [x.shape[k] for k in left] != [y.shape[k] for k in right]:
-        raise ShapeMismatch(f"tensordot needs equal lengths on axes {left} of {x.type} and {right} of {y.type}")
+        raise ShapeMismatch(
+            f"tensordot needs equal lengths on axes {left} of {x.type} and {right} of {y.type}"
+        )
     keep = [k for k in range(len(x.shape)) if k not in left]
     rest = [k for k in range(len(y.shape)) if k not in right]
     k = math.prod(x.shape[i] for i in left)
     rows = reshape(transpose(x, (*keep, *left)), (math.prod(x.shape[i] for i in keep), k))
     columns = reshape(transpose(y, (*right, *rest)), (k, math.prod(y.shape[i] for i in rest)))
-    return wrap(reshape(dot_node(rows, columns), [*(x.shape[i] for i in keep), *(y.shape[i] for i in rest)]))
+    return wrap(
+        reshape(dot_node(rows, columns), [*(x.shape[i] for i in keep), *(y.shape[i] for i in rest)])
+    )
 
 
 def outer(a: Value, b: Value) -> Array:

@@ -22,15 +22,25 @@ def _reduced(x: Node, reduction: str, count: Node | None = None) -> Array:
     total = reduce("sum", x, tuple(range(len(x.shape))))
     if reduction == "mean":
         size = x.type.size
-        total = total / broadcast(count, total.shape) if count is not None else total * (1.0 / size if size else math.nan)
+        total = (
+            total / broadcast(count, total.shape)
+            if count is not None
+            else total * (1.0 / size if size else math.nan)
+        )
     return wrap(reshape(total, ()))
 
 
 def _picked(logp: Node, targets: Node) -> Node:
     """logp[..., target] for each row, 0 where the target is out of range."""
     axis = len(logp.shape) - 1
-    hit = E.eq(broadcast(reshape(cast(targets, i32), (*targets.shape, 1)), logp.shape), iota(logp.shape, axis, i32))
-    return reshape(reduce("sum", E.select(hit, E.tame(logp), full(0, logp.shape, logp.dtype)), (axis,)), targets.shape)
+    hit = E.eq(
+        broadcast(reshape(cast(targets, i32), (*targets.shape, 1)), logp.shape),
+        iota(logp.shape, axis, i32),
+    )
+    return reshape(
+        reduce("sum", E.select(hit, E.tame(logp), full(0, logp.shape, logp.dtype)), (axis,)),
+        targets.shape,
+    )
 
 
 def cross_entropy(logits: Value, targets: Value, *, weight: Value | None = None, ignore_index: int | None = None,
@@ -46,14 +56,20 @@ def cross_entropy(logits: Value, targets: Value, *, weight: Value | None = None,
     logp = log_softmax_node(n, len(n.shape) - 1)
     if t.dtype.kind == "f":
         if t.shape != n.shape:
-            raise ShapeMismatch(f"cross_entropy needs probabilities in the shape of the logits, got {n.type} and {t.type}")
+            raise ShapeMismatch(
+                f"cross_entropy needs probabilities in the shape of the logits, got {n.type} and {t.type}"
+            )
         return _soft(logp, t, weight, label_smoothing, reduction)
     if t.dtype.kind not in "iu" or t.shape != n.shape[:-1]:
-        raise TypeMismatch(f"cross_entropy needs logits (..., classes) and integer targets (...), got {n.type} and {t.type}")
+        raise TypeMismatch(
+            f"cross_entropy needs logits (..., classes) and integer targets (...), got {n.type} and {t.type}"
+        )
     return _nll(logp, t, weight, ignore_index, label_smoothing, reduction)
 
 
-def _soft(logp: Node, target: Node, weight: Value | None, smoothing: float, reduction: str) -> Array:
+def _soft(
+    logp: Node, target: Node, weight: Value | None, smoothing: float, reduction: str
+) -> Array:
     classes, axis = logp.shape[-1], len(logp.shape) - 1
     target = cast(target, logp.dtype)
     if smoothing:
@@ -64,17 +80,23 @@ def _soft(logp: Node, target: Node, weight: Value | None, smoothing: float, redu
     return _reduced(reshape(rows, logp.shape[:-1]), reduction)
 
 
-def _nll(logp: Node, t: Node, weight: Value | None, ignore: int | None, smoothing: float, reduction: str) -> Array:
+def _nll(
+    logp: Node, t: Node, weight: Value | None, ignore: int | None, smoothing: float, reduction: str
+) -> Array:
     classes, axis = logp.shape[-1], len(logp.shape) - 1
     w = None
     if weight is not None:
         table = cast(node(weight), logp.dtype)
         if table.shape != (classes,):
-            raise ShapeMismatch(f"cross_entropy needs a weight of shape [{classes}], got {table.type}")
+            raise ShapeMismatch(
+                f"cross_entropy needs a weight of shape [{classes}], got {table.type}"
+            )
         w = gather(table, t, 0)
     rows = -_picked(logp, t) if w is None else -(_picked(logp, t) * w)
     if smoothing:
-        spread = logp if weight is None else logp * broadcast(cast(node(weight), logp.dtype), logp.shape)
+        spread = (
+            logp if weight is None else logp * broadcast(cast(node(weight), logp.dtype), logp.shape)
+        )
         even = reshape(reduce("sum", spread, (axis,)), t.shape) * (-smoothing / classes)
         rows = rows * (1 - smoothing) + even
     if ignore is None and w is None:
@@ -92,7 +114,9 @@ def nll_loss(log_probabilities: Value, targets: Value, *, weight: Value | None =
     """-log_probabilities[..., target], by default the mean over rows."""
     n, t = floating("nll_loss", log_probabilities), node(targets)
     if t.dtype.kind not in "iu" or t.shape != n.shape[:-1]:
-        raise TypeMismatch(f"nll_loss needs (..., classes) and integer targets (...), got {n.type} and {t.type}")
+        raise TypeMismatch(
+            f"nll_loss needs (..., classes) and integer targets (...), got {n.type} and {t.type}"
+        )
     return _nll(n, t, weight, ignore_index, 0.0, reduction)
 
 
@@ -115,10 +139,14 @@ def huber_loss(x: Value, target: Value, delta: float = 1.0, reduction: str = "me
     d = a - b
     size = E.abs_(d)
     near = E.le(size, full(delta, d.shape, d.dtype))
-    return _reduced(E.select(near, E.tame(d * d * 0.5), E.tame((size - 0.5 * delta) * delta)), reduction)
+    return _reduced(
+        E.select(near, E.tame(d * d * 0.5), E.tame((size - 0.5 * delta) * delta)), reduction
+    )
 
 
-def bce_with_logits(logits: Value, target: Value, *, pos_weight: Value | None = None, reduction: str = "mean") -> Array:
+def bce_with_logits(
+    logits: Value, target: Value, *, pos_weight: Value | None = None, reduction: str = "mean"
+) -> Array:
     """Binary cross-entropy of sigmoid(logits) with targets in [0, 1], without overflow."""
     from .math import softplus
 
@@ -130,7 +158,9 @@ def bce_with_logits(logits: Value, target: Value, *, pos_weight: Value | None = 
     return _reduced(out, reduction)
 
 
-def kl_div(log_probabilities: Value, target: Value, *, log_target: bool = False, reduction: str = "mean") -> Array:
+def kl_div(
+    log_probabilities: Value, target: Value, *, log_target: bool = False, reduction: str = "mean"
+) -> Array:
     """target * (log(target) - log_probabilities), with 0 log 0 = 0; "batchmean" divides the sum by the first axis."""
     x, t = together("kl_div", wrap(floating("kl_div", log_probabilities)), target)
     if log_target:

@@ -16,7 +16,9 @@ from ..types import bool_, dtype
 from .convert import Value, broadcast_shapes, floating, is_scalar, node, promoted, together, wrap
 
 
-def _unary(name: str, build: Callable[[Node], Node], needs_float: bool, doc: str) -> Callable[[Value], Array]:
+def _unary(
+    name: str, build: Callable[[Node], Node], needs_float: bool, doc: str
+) -> Callable[[Value], Array]:
     def run(x: Value) -> Array:
         return wrap(build(floating(name, x) if needs_float else node(x)))
 
@@ -36,7 +38,9 @@ def _sign(x: Node) -> Node:
     return E.sign(x)
 
 
-def _binary(name: str, build: Callable[[Node, Node], Node], doc: str) -> Callable[[Value, Value], Array]:
+def _binary(
+    name: str, build: Callable[[Node, Node], Node], doc: str
+) -> Callable[[Value, Value], Array]:
     def run(x: Value, y: Value) -> Array:
         return wrap(build(*together(name, x, y)))
 
@@ -67,25 +71,45 @@ sinh = _unary("sinh", E.sinh, True, "The hyperbolic sine.")
 cosh = _unary("cosh", E.cosh, True, "The hyperbolic cosine.")
 negative = _unary("negative", E.neg, False, "-x; unsigned integers wrap.")
 builtin_abs = builtins.abs
-abs = _unary("abs", lambda x: x if x.dtype.kind in "ub" else E.abs_(x), False, "|x|; its gradient at 0 is 0.")  # noqa: A001
+abs = _unary(
+    "abs", lambda x: x if x.dtype.kind in "ub" else E.abs_(x), False, "|x|; its gradient at 0 is 0."
+)
 sign = _unary("sign", lambda x: _sign(x), False, "-1, 0 or 1; its gradient is 0.")
-floor = _unary("floor", _of_floats(E.floor), False, "The largest integer not above x, in x's dtype.")
+floor = _unary(
+    "floor", _of_floats(E.floor), False, "The largest integer not above x, in x's dtype."
+)
 ceil = _unary("ceil", _of_floats(E.ceil), False, "The smallest integer not below x, in x's dtype.")
 isnan = _unary("isnan", E.isnan, True, "True where x is NaN.")
-stop_gradient = _unary("stop_gradient", E.stop_gradient, False, "x, treated as a constant by gradients.")
-logical_not = _unary("logical_not", lambda x: E.not_(cast(x, bool_)), False, "True where x is zero.")
+stop_gradient = _unary(
+    "stop_gradient", E.stop_gradient, False, "x, treated as a constant by gradients."
+)
+logical_not = _unary(
+    "logical_not", lambda x: E.not_(cast(x, bool_)), False, "True where x is zero."
+)
 invert = _unary("invert", E.not_, False, "Bitwise complement; logical not of bools.")
 
 add = _binary("add", E.add, "x + y.")
 subtract = _binary("subtract", E.sub, "x - y.")
 multiply = _binary("multiply", E.mul, "x * y.")
-maximum = _binary("maximum", E.maximum, "The larger; NaN if either is. Ties share the gradient evenly.")
-minimum = _binary("minimum", E.minimum, "The smaller; NaN if either is. Ties share the gradient evenly.")
-atan2 = _binary("atan2", lambda a, b: E.atan2(*_floats(a, b)), "The angle of the point (y, x), in radians: atan2(x, y) of NumPy's arctan2.")
+maximum = _binary(
+    "maximum", E.maximum, "The larger; NaN if either is. Ties share the gradient evenly."
+)
+minimum = _binary(
+    "minimum", E.minimum, "The smaller; NaN if either is. Ties share the gradient evenly."
+)
+atan2 = _binary(
+    "atan2",
+    lambda a, b: E.atan2(*_floats(a, b)),
+    "The angle of the point (y, x), in radians: atan2(x, y) of NumPy's arctan2.",
+)
 floor_divide = _binary("floor_divide", E.floor_divide, "x / y rounded down; integers by 0 give 0.")
-remainder = _binary("remainder", E.remainder, "x - floor(x / y) * y, with the sign of y; integers by 0 give 0.")
+remainder = _binary(
+    "remainder", E.remainder, "x - floor(x / y) * y, with the sign of y; integers by 0 give 0."
+)
 left_shift = _binary("left_shift", E.shift_left, "x shifted left by y bits; 0 for 32 or more.")
-right_shift = _binary("right_shift", E.shift_right, "x shifted right by y bits, keeping the sign of signed numbers.")
+right_shift = _binary(
+    "right_shift", E.shift_right, "x shifted right by y bits, keeping the sign of signed numbers."
+)
 equal = _binary("equal", E.eq, "x == y.")
 not_equal = _binary("not_equal", E.ne, "x != y; true for NaN.")
 less = _binary("less", E.lt, "x < y.")
@@ -146,7 +170,7 @@ def trunc(x: Value) -> Array:
     return wrap(E.select(E.lt(n, full(0, n.shape, n.dtype)), E.ceil(n), E.floor(n)))
 
 
-def round(x: Value, decimals: int = 0) -> Array:  # noqa: A001
+def round(x: Value, decimals: int = 0) -> Array:
     """The nearest number with so many decimals, halves to even, in x's dtype; integers are left as they are."""
     n = node(x)
     if n.dtype.kind != "f":
@@ -197,13 +221,21 @@ def power(x: Value, y: Value) -> Array:
         return wrap(_whole_power(n, int(y)))
     if is_scalar(y) and y in (0.5, -0.5):
         return sqrt(x) if y == 0.5 else rsqrt(x)
-    a, b = together("power", x, y) if _whole(x) and _whole(y) else together("power", _float_or_number(x), _float_or_number(y))
+    a, b = (
+        together("power", x, y)
+        if _whole(x) and _whole(y)
+        else together("power", _float_or_number(x), _float_or_number(y))
+    )
     return wrap(E.pow_(a, b) if a.dtype.kind == "f" else E.integer_power(a, b))
 
 
 def _whole(x: Value) -> bool:
     """Whether a value is integers."""
-    return isinstance(x, int) and not isinstance(x, bool) if is_scalar(x) else array(x).dtype.kind in "iu"
+    return (
+        isinstance(x, int) and not isinstance(x, bool)
+        if is_scalar(x)
+        else array(x).dtype.kind in "iu"
+    )
 
 
 def _whole_power(x: Node, y: int) -> Node:

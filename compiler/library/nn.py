@@ -5,8 +5,6 @@ Names and meanings are PyTorch's `torch.nn.functional`.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ..errors import ShapeMismatch, TypeMismatch
@@ -15,7 +13,7 @@ from ..ops import broadcast, cast, constant, full, reshape
 from ..ops import elementwise as E
 from ..tracing import Array
 from .attention import scaled_dot_product_attention as scaled_dot_product_attention
-from .convert import Value, floating, node, one_axis, wrap
+from .convert import Value, floating, node, wrap
 from .indexing import take
 from .linalg import matmul
 from .losses import bce_with_logits as bce_with_logits
@@ -40,7 +38,9 @@ from .softmax import log_softmax as log_softmax
 from .softmax import softmax as softmax
 
 
-def layer_norm(x: Value, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5) -> Array:
+def layer_norm(
+    x: Value, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5
+) -> Array:
     """(x - mean) / sqrt(var + eps) over the last axis, times weight plus bias (Ba et al., 2016)."""
     n = floating("layer_norm", x)
     axes = (len(n.shape) - 1,)
@@ -59,7 +59,9 @@ def rms_norm(x: Value, weight: Value | None = None, eps: float = 1e-6) -> Array:
 def _affine(x: Node, weight: Value | None, bias: Value | None, name: str) -> Node:
     for label, value in (("weight", weight), ("bias", bias)):
         if value is not None and node(value).shape != x.shape[-1:]:
-            raise ShapeMismatch(f"{name} needs a {label} of shape {list(x.shape[-1:])}, got {node(value).type}")
+            raise ShapeMismatch(
+                f"{name} needs a {label} of shape {list(x.shape[-1:])}, got {node(value).type}"
+            )
     if weight is not None:
         x = x * broadcast(cast(node(weight), x.dtype), x.shape)
     return x if bias is None else x + broadcast(cast(node(bias), x.dtype), x.shape)
@@ -81,11 +83,15 @@ def embedding(ids: Value, table: Value) -> Array:
     return take(table, ids, 0)
 
 
-def group_norm(x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5) -> Array:
+def group_norm(
+    x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5
+) -> Array:
     """Normalizes each group of channels of (n, c, *spatial) over its channels and places (Wu and He, 2018)."""
     n = floating("group_norm", x)
     if len(n.shape) < 2 or n.shape[1] % groups:
-        raise ShapeMismatch(f"group_norm needs (n, c, ...) with a multiple of {groups} channels, got {n.type}")
+        raise ShapeMismatch(
+            f"group_norm needs (n, c, ...) with a multiple of {groups} channels, got {n.type}"
+        )
     rows = reshape(n, (n.shape[0] * groups, n.type.size // max(n.shape[0] * groups, 1)))
     out = reshape(node(layer_norm(wrap(rows), eps=eps)), n.shape)
     return wrap(_channels(out, weight, bias, "group_norm"))
@@ -95,7 +101,9 @@ def _channels(x: Node, weight: Value | None, bias: Value | None, name: str) -> N
     column = (1, x.shape[1], *(1,) * (len(x.shape) - 2))
     for label, value in (("weight", weight), ("bias", bias)):
         if value is not None and node(value).shape != (x.shape[1],):
-            raise ShapeMismatch(f"{name} needs a {label} of shape [{x.shape[1]}], got {node(value).type}")
+            raise ShapeMismatch(
+                f"{name} needs a {label} of shape [{x.shape[1]}], got {node(value).type}"
+            )
     if weight is not None:
         x = x * broadcast(reshape(cast(node(weight), x.dtype), column), x.shape)
     return x if bias is None else x + broadcast(reshape(cast(node(bias), x.dtype), column), x.shape)

@@ -58,7 +58,9 @@ def topk(x: Value, k: int, axis: int = -1, largest: bool = True) -> tuple[Array,
     n = node(x)
     a = one_axis("topk", axis, len(n.shape))
     if not 0 <= k <= n.shape[a]:
-        raise ShapeMismatch(f"topk needs 0 <= k <= {n.shape[a]} along axis {axis} of {n.type}, got {k}")
+        raise ShapeMismatch(
+            f"topk needs 0 <= k <= {n.shape[a]} along axis {axis} of {n.type}, got {k}"
+        )
     order = node(argsort(wrap(n), a, descending=largest))
     stop = list(n.shape)
     stop[a] = k

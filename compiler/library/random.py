@@ -35,7 +35,9 @@ def key(seed: int | Value) -> Array:
 def _bits(k: Value, count: int, salt: int = 0) -> Node:
     words = array(k).node
     if words.type != Type((2,), u32):
-        raise TypeMismatch(f"a random key is a u32[2] made by random.key or random.split, got {words.type}")
+        raise TypeMismatch(
+            f"a random key is a u32[2] made by random.key or random.split, got {words.type}"
+        )
     first, second = (broadcast(slice_(words, (i,), (i + 1,)), (count,)) for i in range(2))
     counter = iota((count,), 0, u32)
     return random_bits(first, second, counter + salt if salt else counter)
@@ -54,7 +56,9 @@ def fold_in(k: Value, data: int | Value) -> Array:
     return wrap(random_bits(first, second, (n + n) + (iota((2,), 0, u32) + 0x40000000)))
 
 
-def uniform(k: Value, shape: Sequence[int] = (), low: float = 0.0, high: float = 1.0, dtype: Any = "f32") -> Array:
+def uniform(
+    k: Value, shape: Sequence[int] = (), low: float = 0.0, high: float = 1.0, dtype: Any = "f32"
+) -> Array:
     """Numbers in [low, high), with 24 random bits."""
     out = unit_float(_bits(k, math.prod(shape)))
     out = out * (high - low) + low if (low, high) != (0.0, 1.0) else out

@@ -29,7 +29,7 @@ def _number(x: Value) -> Node:
     return cast(n, i32) if n.dtype is bool_ else n
 
 
-def sum(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:  # noqa: A001
+def sum(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
     """The sum over axes; bools count as i32, integers wrap."""
     return _reduce("sum", _number(x), axis, keepdims)
 
@@ -39,22 +39,22 @@ def prod(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
     return _reduce("prod", _number(x), axis, keepdims)
 
 
-def max(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:  # noqa: A001
+def max(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
     """The largest over axes; NaN if any is. Ties share the gradient evenly. An empty axis is an error."""
     return _reduce("max", node(x), axis, keepdims)
 
 
-def min(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:  # noqa: A001
+def min(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
     """The smallest over axes; NaN if any is. Ties share the gradient evenly. An empty axis is an error."""
     return _reduce("min", node(x), axis, keepdims)
 
 
-def any(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:  # noqa: A001
+def any(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
     """True where any element is not zero."""
     return _reduce("any", cast(node(x), bool_), axis, keepdims)
 
 
-def all(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:  # noqa: A001
+def all(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
     """True where all elements are not zero."""
     return _reduce("all", cast(node(x), bool_), axis, keepdims)
 
@@ -99,7 +99,9 @@ def _root(x: Node) -> Node:
     """sqrt(x) with the gradient 0 at 0: the slope there is infinite, so it is kept out."""
     zero = full(0, x.shape, x.dtype)
     none = E.eq(x, zero)
-    return E.select(none, zero, E.tame(E.sqrt(E.select(none, full(1, x.shape, x.dtype), E.tame(x)))))
+    return E.select(
+        none, zero, E.tame(E.sqrt(E.select(none, full(1, x.shape, x.dtype), E.tame(x))))
+    )
 
 
 def _arg(combine: str, x: Value, axis: int | None, keepdims: bool) -> Array:
@@ -145,7 +147,9 @@ def safe_max(x: Node, axes: tuple[int, ...]) -> Node:
     return E.select(infinite, full(0, top.shape, x.dtype), top)
 
 
-def norm(x: Value, ord: float | int | None = None, axis: Axis = None, keepdims: bool = False) -> Array:  # noqa: A002
+def norm(
+    x: Value, ord: float | int | None = None, axis: Axis = None, keepdims: bool = False
+) -> Array:
     """The vector norm over axes: (sum |x|^ord)^(1/ord), 2 by default, also 0, 1, inf and -inf. The gradient at 0 is 0."""
     n = floating("norm", x)
     axes = axes_of("norm", axis, len(n.shape))
@@ -162,7 +166,9 @@ def norm(x: Value, ord: float | int | None = None, axis: Axis = None, keepdims: 
         from .math import power
 
         total = reduce("sum", n * n if p == 2 else node(power(wrap(a), float(p))), axes)
-        none = E.eq(total, full(0, total.shape, n.dtype))  # the root's slope at 0 is infinite: keep it out of gradients
+        none = E.eq(
+            total, full(0, total.shape, n.dtype)
+        )  # the root's slope at 0 is infinite: keep it out of gradients
         safe = E.select(none, full(1, total.shape, n.dtype), E.tame(total))
         root = E.sqrt(safe) if p == 2 else node(power(wrap(safe), 1 / p))
         out = E.select(none, full(0, total.shape, n.dtype), E.tame(root))

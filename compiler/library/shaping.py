@@ -16,9 +16,19 @@ from ..ops import pad as pad_node
 from ..ops import reshape as reshape_node
 from ..ops import transpose as transpose_node
 from ..tracing import Array, array
-from ..types import dtype as as_dtype
 from ..types import bool_, f32, i32
-from .convert import Value, axes_of, broadcast_shapes, is_scalar, node, one_axis, promoted, scalar_dtype, wrap
+from ..types import dtype as as_dtype
+from .convert import (
+    Value,
+    axes_of,
+    broadcast_shapes,
+    is_scalar,
+    node,
+    one_axis,
+    promoted,
+    scalar_dtype,
+    wrap,
+)
 
 Shape = int | Sequence[int]
 
@@ -33,7 +43,11 @@ def _shape(shape: Shape) -> tuple[int, ...]:
 def full(shape: Shape, value: Value, dtype: Any = None) -> Array:
     """`value` repeated to a shape."""
     if is_scalar(value):
-        return wrap(full_node(value, _shape(shape), as_dtype(dtype) if dtype is not None else scalar_dtype(value)))
+        return wrap(
+            full_node(
+                value, _shape(shape), as_dtype(dtype) if dtype is not None else scalar_dtype(value)
+            )
+        )
     n = node(value)
     return wrap(broadcast(cast(n, as_dtype(dtype)) if dtype is not None else n, _shape(shape)))
 
@@ -66,7 +80,9 @@ def full_like(x: Value, value: Value, dtype: Any = None) -> Array:
     return full(t.shape, value, dtype or t.dtype)
 
 
-def arange(start: int | float, stop: int | float | None = None, step: int | float = 1, dtype: Any = None) -> Array:
+def arange(
+    start: int | float, stop: int | float | None = None, step: int | float = 1, dtype: Any = None
+) -> Array:
     """start, start + step, ... below stop. i32 for integers, else f32."""
     if stop is None:
         start, stop = 0, start
@@ -80,7 +96,9 @@ def arange(start: int | float, stop: int | float | None = None, step: int | floa
 builtin_max = max
 
 
-def linspace(start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: Any = "f32") -> Array:
+def linspace(
+    start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: Any = "f32"
+) -> Array:
     """`num` evenly spaced numbers from start to stop."""
     values = np.linspace(start, stop, num, endpoint=endpoint)
     return array(values, dtype)
@@ -97,7 +115,9 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = "f32") -> Array:
 def reshape(x: Value, shape: Shape, *more: int) -> Array:
     """x in another shape of as many elements; one dimension may be -1."""
     n = node(x)
-    wanted = [int(shape), *more] if isinstance(shape, (int, np.integer)) else [int(d) for d in shape]
+    wanted = (
+        [int(shape), *more] if isinstance(shape, (int, np.integer)) else [int(d) for d in shape]
+    )
     if wanted.count(-1) > 1:
         raise ShapeMismatch(f"reshape may have one -1, got {wanted}")
     if -1 in wanted:
@@ -117,7 +137,11 @@ def transpose(x: Value, axes: Sequence[int] | None = None) -> Array:
     """Axes permuted; reversed when `axes` is None."""
     n = node(x)
     rank = len(n.shape)
-    perm = tuple(reversed(range(rank))) if axes is None else tuple(one_axis("transpose", a, rank) for a in axes)
+    perm = (
+        tuple(reversed(range(rank)))
+        if axes is None
+        else tuple(one_axis("transpose", a, rank) for a in axes)
+    )
     return wrap(transpose_node(n, perm))
 
 
@@ -135,7 +159,10 @@ def moveaxis(x: Value, source: int | Sequence[int], destination: int | Sequence[
     n = node(x)
     rank = len(n.shape)
     src = [one_axis("moveaxis", a, rank) for a in ([source] if isinstance(source, int) else source)]
-    dst = [one_axis("moveaxis", a, rank) for a in ([destination] if isinstance(destination, int) else destination)]
+    dst = [
+        one_axis("moveaxis", a, rank)
+        for a in ([destination] if isinstance(destination, int) else destination)
+    ]
     if len(src) != len(dst):
         raise ShapeMismatch("moveaxis needs as many destinations as sources")
     perm = [k for k in range(rank) if k not in src]
@@ -147,7 +174,11 @@ def moveaxis(x: Value, source: int | Sequence[int], destination: int | Sequence[
 def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Array:
     """x without axes of length 1 (all of them, or the given ones)."""
     n = node(x)
-    axes = tuple(k for k, d in enumerate(n.shape) if d == 1) if axis is None else axes_of("squeeze", axis, len(n.shape))
+    axes = (
+        tuple(k for k, d in enumerate(n.shape) if d == 1)
+        if axis is None
+        else axes_of("squeeze", axis, len(n.shape))
+    )
     if any(n.shape[k] != 1 for k in axes):
         raise ShapeMismatch(f"squeeze needs axes of length 1, got axis {axis} of {n.type}")
     return wrap(reshape_node(n, [d for k, d in enumerate(n.shape) if k not in axes]))
@@ -159,7 +190,9 @@ def expand_dims(x: Value, axis: int | Sequence[int]) -> Array:
     count = 1 if isinstance(axis, int) else len(axis)
     axes = axes_of("expand_dims", axis, len(n.shape) + count)
     rest = iter(n.shape)
-    return wrap(reshape_node(n, [1 if k in axes else next(rest) for k in range(len(n.shape) + count)]))
+    return wrap(
+        reshape_node(n, [1 if k in axes else next(rest) for k in range(len(n.shape) + count)])
+    )
 
 
 def broadcast_to(x: Value, shape: Shape) -> Array:
@@ -195,7 +228,9 @@ def split(x: Value, parts: int | Sequence[int], axis: int = 0) -> list[Array]:
     size = n.shape[k]
     if isinstance(parts, int):
         if parts < 1 or size % parts:
-            raise ShapeMismatch(f"split into {parts} equal parts needs a multiple of {parts}, got axis {axis} of {n.type}")
+            raise ShapeMismatch(
+                f"split into {parts} equal parts needs a multiple of {parts}, got axis {axis} of {n.type}"
+            )
         cuts = [size // parts * i for i in range(1, parts)]
     else:
         cuts = [builtin_max(0, builtin_min(size, c + size if c < 0 else c)) for c in parts]
@@ -240,7 +275,9 @@ def pad(x: Value, widths: Any, mode: str = "constant", constant_values: Value = 
     for axis, (low, high) in enumerate(pairs):
         size = n.shape[axis]
         if (low or high) and size < (2 if mode == "reflect" else 1):
-            raise ShapeMismatch(f"pad mode {mode!r} needs more elements along axis {axis} of {n.type}")
+            raise ShapeMismatch(
+                f"pad mode {mode!r} needs more elements along axis {axis} of {n.type}"
+            )
         if low or high:
             places = np.pad(np.arange(size, dtype=np.int32), (low, high), mode=mode)  # type: ignore[call-overload]
             n = gather(n, array(places).node, axis)
@@ -276,7 +313,10 @@ def tile(x: Value, repeats: int | Sequence[int]) -> Array:
     rank = builtin_max(len(times), len(n.shape))
     times = [1] * (rank - len(times)) + times
     shape = (1,) * (rank - len(n.shape)) + n.shape
-    wide = broadcast(reshape_node(n, [d for m in shape for d in (1, m)]), [d for r, m in zip(times, shape, strict=True) for d in (r, m)])
+    wide = broadcast(
+        reshape_node(n, [d for m in shape for d in (1, m)]),
+        [d for r, m in zip(times, shape, strict=True) for d in (r, m)],
+    )
     return wrap(reshape_node(wide, [r * m for r, m in zip(times, shape, strict=True)]))
 
 
@@ -292,7 +332,9 @@ def repeat(x: Value, repeats: int | Sequence[int], axis: int | None = None) -> A
         places = np.repeat(np.arange(n.shape[k - 1], dtype=np.int32), np.asarray(repeats))
         return wrap(gather(n, array(places).node, k - 1))
     repeats = int(repeats)
-    wide = broadcast(reshape_node(n, (*n.shape[:k], 1, *n.shape[k:])), (*n.shape[:k], repeats, *n.shape[k:]))
+    wide = broadcast(
+        reshape_node(n, (*n.shape[:k], 1, *n.shape[k:])), (*n.shape[:k], repeats, *n.shape[k:])
+    )
     return wrap(reshape_node(wide, (*n.shape[: k - 1], n.shape[k - 1] * repeats, *n.shape[k:])))
 
 
@@ -306,7 +348,9 @@ def diag(x: Value, k: int = 0) -> Array:
         count, size = n.shape[0], n.shape[0] + builtin_abs(k)
         start = down * size + right
         used = start + builtin_max((count - 1) * (size + 1) + 1, 0)
-        flat = pad_node(n, literal(0, n.dtype), (start,), (builtin_max(size * size - used, 0),), (size,))
+        flat = pad_node(
+            n, literal(0, n.dtype), (start,), (builtin_max(size * size - used, 0),), (size,)
+        )
         return wrap(reshape_node(flat, (size, size))) if count else zeros((size, size), n.dtype)
     if len(n.shape) != 2:
         raise ShapeMismatch(f"diag needs a vector or a matrix, got {n.type}")

@@ -7,7 +7,19 @@ from collections.abc import Callable, Sequence
 
 from ..errors import ShapeMismatch
 from ..ir import Node
-from ..ops import broadcast, cast, conv, flip, gather, literal, reduce, reshape, slice_, transpose, windows
+from ..ops import (
+    broadcast,
+    cast,
+    conv,
+    flip,
+    gather,
+    literal,
+    reduce,
+    reshape,
+    slice_,
+    transpose,
+    windows,
+)
 from ..ops import pad as pad_node
 from ..tracing import Array, array
 from .convert import Value, floating, node, promoted, wrap
@@ -24,7 +36,7 @@ def _each(value: Size, d: int, what: str) -> tuple[int, ...]:
 
 def _spatial(name: str, x: Node, d: int) -> None:
     if len(x.shape) != d + 2:
-        raise ShapeMismatch(f"{name} needs (n, c, {', '.join('dhw'[3 - d:])}), got {x.type}")
+        raise ShapeMismatch(f"{name} needs (n, c, {', '.join('dhw'[3 - d :])}), got {x.type}")
 
 
 def _padded(x: Node, low: Sequence[int], high: Sequence[int], value: float) -> Node:
@@ -74,23 +86,35 @@ def _conv_transpose(d: int) -> Callable[..., Array]:
         s, p = _each(stride, d, "stride"), _each(padding, d, "padding")
         e, o = _each(dilation, d, "dilation"), _each(output_padding, d, "output_padding")
         if w.shape[0] != a.shape[1] or a.shape[1] % groups or len(w.shape) != d + 2:
-            raise ShapeMismatch(f"conv_transpose{d}d needs a weight (c, o / groups, *size) for {a.type}, got {w.type}")
+            raise ShapeMismatch(
+                f"conv_transpose{d}d needs a weight (c, o / groups, *size) for {a.type}, got {w.type}"
+            )
         spans = [(k - 1) * g for k, g in zip(w.shape[2:], e, strict=True)]
         # spread by the stride, then correlate with mirrored weights; more padding than the span cuts the result
         grow = [v - q for v, q in zip(spans, p, strict=True)]
         low = [max(g, 0) for g in grow]
         high = [max(g + r, 0) for g, r in zip(grow, o, strict=True)]
-        spread = pad_node(a, literal(0, a.dtype), (0, 0, *low), (0, 0, *high), (0, 0, *(v - 1 for v in s)))
+        spread = pad_node(
+            a, literal(0, a.dtype), (0, 0, *low), (0, 0, *high), (0, 0, *(v - 1 for v in s))
+        )
         start = (0, 0, *(max(-g, 0) for g in grow))
-        stop = (*spread.shape[:2], *(n - max(-(g + r), 0) for n, g, r in zip(spread.shape[2:], grow, o, strict=True)))
+        stop = (
+            *spread.shape[:2],
+            *(n - max(-(g + r), 0) for n, g, r in zip(spread.shape[2:], grow, o, strict=True)),
+        )
         spread = slice_(spread, start, stop)
         c, og = w.shape[0], w.shape[1]
         mirrored = reshape(flip(w, range(2, 2 + d)), (groups, c // groups, og, *w.shape[2:]))
-        mirrored = reshape(transpose(mirrored, (0, 2, 1, *range(3, 3 + d))), (groups * og, c // groups, *w.shape[2:]))
+        mirrored = reshape(
+            transpose(mirrored, (0, 2, 1, *range(3, 3 + d))),
+            (groups * og, c // groups, *w.shape[2:]),
+        )
         return wrap(_biased(conv(spread, mirrored, (1,) * d, e, groups), bias))
 
     run.__name__ = run.__qualname__ = f"conv_transpose{d}d"
-    run.__doc__ = f"""The transpose of conv{d}d with weight (c, o / groups, *size), as in PyTorch."""
+    run.__doc__ = (
+        f"""The transpose of conv{d}d with weight (c, o / groups, *size), as in PyTorch."""
+    )
     return run
 
 
@@ -162,7 +186,9 @@ def upsample(x: Value, scale: int, mode: str = "nearest") -> Array:
             n = gather(n, place, axis)
         return wrap(n)
     if mode != "bilinear" or len(n.shape) != 4:
-        raise ShapeMismatch(f"upsample knows 'nearest', and 'bilinear' of (n, c, h, w), got {mode!r} of {n.type}")
+        raise ShapeMismatch(
+            f"upsample knows 'nearest', and 'bilinear' of (n, c, h, w), got {mode!r} of {n.type}"
+        )
     for axis in (2, 3):
         m = n.shape[axis]
         at = [max((i + 0.5) / scale - 0.5, 0.0) for i in range(m * scale)]

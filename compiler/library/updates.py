@@ -85,10 +85,16 @@ def _written(part: Node, arrays: list[tuple[int, Node]], given: Node) -> Node:
 
 
 def _start(name: str, n: Node, start: Sequence[Value] | Value, size: Sequence[int]) -> Node:
-    parts = [reshape(cast(node(s), i32), (1,)) for s in start] if isinstance(start, (list, tuple)) else None
+    parts = (
+        [reshape(cast(node(s), i32), (1,)) for s in start]
+        if isinstance(start, (list, tuple))
+        else None
+    )
     at = concat(parts, 0) if parts else cast(node(start), i32)
     if at.shape != (len(n.shape),) or len(size) != len(n.shape):
-        raise ShapeMismatch(f"{name} needs a start and a size for each axis of {n.type}, got {at.type} and {list(size)}")
+        raise ShapeMismatch(
+            f"{name} needs a start and a size for each axis of {n.type}, got {at.type} and {list(size)}"
+        )
     room = array(np.asarray([a - b for a, b in zip(n.shape, size, strict=True)], np.int32)).node
     return E.minimum(E.maximum(at, full_node(0, at.shape, i32)), room)
 
@@ -102,7 +108,9 @@ def dynamic_slice(x: Value, start: Sequence[Value] | Value, size: Sequence[int])
 def dynamic_update_slice(x: Value, update: Value, start: Sequence[Value] | Value) -> Array:
     """x with `update` written at a start given by data, moved into range where it does not fit."""
     n, u = node(x), node(update)
-    return wrap(dynamic_update_node(n, cast(u, n.dtype), _start("dynamic_update_slice", n, start, u.shape)))
+    return wrap(
+        dynamic_update_node(n, cast(u, n.dtype), _start("dynamic_update_slice", n, start, u.shape))
+    )
 
 
 def gather(x: Value, axis: int, positions: Value) -> Array:
@@ -126,5 +134,3 @@ def scatter_add(x: Value, axis: int, positions: Value, updates: Value) -> Array:
     total = scatter_add_node(transpose(u, front), p, n.shape[k])
     back = tuple(sorted(range(len(front)), key=front.__getitem__))
     return wrap(n + transpose(total, back))
-
-

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from ..ir import Node as Node
 from ..types import DType
+from . import packed as packed
+from . import random as random
 from .contract import dot as dot
 from .contract import swap as swap
 from .elementwise import ELEMENTWISE as ELEMENTWISE
@@ -25,8 +27,6 @@ from .move import pad as pad
 from .move import reshape as reshape
 from .move import slice_ as slice_
 from .move import transpose as transpose
-from . import packed as packed
-from . import random as random
 from .reduce import reduce as reduce
 from .scan import argsort as argsort
 from .scan import scan as scan

@@ -22,7 +22,12 @@ class Dot(Op):
     def infer(self, a: Type, b: Type) -> Type:
         if a.dtype != b.dtype or a.dtype.kind == "b":
             raise TypeMismatch(f"dot needs two arrays of one number type, got {a} and {b}")
-        if a.rank < 2 or a.rank != b.rank or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        if (
+            a.rank < 2
+            or a.rank != b.rank
+            or a.shape[:-2] != b.shape[:-2]
+            or a.shape[-1] != b.shape[-2]
+        ):
             raise ShapeMismatch(f"dot needs (..., m, k) and (..., k, n), got {a} and {b}")
         return Type((*a.shape[:-1], b.shape[-1]), a.dtype)
 

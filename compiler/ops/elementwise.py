@@ -63,7 +63,9 @@ class Elementwise(Op):
         if any(x.dtype != rest[0].dtype for x in rest) or rest[0].dtype.kind not in self.takes:
             kinds = {"f": "float", "i": "i32", "u": "u32", "b": "bool"}
             need = " or ".join(kinds[k] for k in self.takes)
-            raise TypeMismatch(f"{self.label} needs operands of one dtype ({need}), got {_and(rest)}")
+            raise TypeMismatch(
+                f"{self.label} needs operands of one dtype ({need}), got {_and(rest)}"
+            )
         return Type(xs[0].shape, rest[0].dtype if self.result == "same" else DTYPES[self.result])
 
     def evaluate(self, *xs: np.ndarray) -> np.ndarray:
@@ -108,7 +110,9 @@ class Cast(Op):
     def evaluate(self, x: np.ndarray) -> np.ndarray:
         if x.dtype.kind == "f" and self.to in ("i32", "u32"):
             info = np.iinfo(DTYPES[self.to].numpy)
-            return np.clip(np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0), info.min, info.max).astype(info.dtype)
+            return np.clip(
+                np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0), info.min, info.max
+            ).astype(info.dtype)
         to = DTYPES[self.to]
         if to.kind == "f" and x.dtype == np.float64:
             return x  # the oracle runs in double precision
@@ -128,7 +132,9 @@ ELEMENTWISE: dict[str, Elementwise] = {}
 def _op(label: str, wgsl: str | dict[str, str], numpy: Callable[..., np.ndarray], gradient: Vjp | None = None, *,
         arity: int = 1, takes: str = "f", result: str = "same", cost: int = 1, linear: bool = False, mark: bool = False,
         masking: bool | None = None, domain: tuple[float, float] = (-2.0, 2.0)) -> Callable[..., Node]:  # fmt: skip
-    op = Elementwise(label, arity, wgsl, numpy, gradient, takes, result, cost, linear, mark, masking, domain)
+    op = Elementwise(
+        label, arity, wgsl, numpy, gradient, takes, result, cost, linear, mark, masking, domain
+    )
     ELEMENTWISE[label] = op
 
     def build(*xs: Node) -> Node:
@@ -267,7 +273,9 @@ def _integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _extreme(ct: Node, first: Node, second: Node) -> tuple[Node, Node]:
     # ties share evenly
     half = ct * 0.5
-    return select(first, ct, select(second, _zero(ct), half)), select(second, ct, select(first, _zero(ct), half))
+    return select(first, ct, select(second, _zero(ct), half)), select(
+        second, ct, select(first, _zero(ct), half)
+    )
 
 
 def _pow_vjp(ct: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:

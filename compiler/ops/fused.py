@@ -12,7 +12,6 @@ from ..errors import ShapeMismatch
 from ..ir import Kind, Node, Op, make
 from ..types import TupleType, Type
 
-
 EMPTY = -1e30  # the log-sum-exp of no scores
 
 
@@ -54,7 +53,9 @@ class _AttentionBase(Op):
     def kind(self) -> Kind:
         return Kind.TUPLE
 
-    def scores(self, q: np.ndarray, k: np.ndarray, extra: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def scores(
+        self, q: np.ndarray, k: np.ndarray, extra: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(scores before softcap, masked scores): -inf where a key is not visible."""
         raw = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(self.scale)
         s = self.softcap * np.tanh(raw / self.softcap) if self.softcap else raw
@@ -77,7 +78,9 @@ class _AttentionBase(Op):
             and all(e.shape == (*q.shape[:-1], k.shape[-2]) for e in extra)
         )  # fmt: skip
         if not fits:
-            raise ShapeMismatch(f"{self.name} needs q (..., t, d), k (..., s, d), v (..., s, e), got {q}, {k}, {v}")
+            raise ShapeMismatch(
+                f"{self.name} needs q (..., t, d), k (..., s, d), v (..., s, e), got {q}, {k}, {v}"
+            )
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,9 @@ class Attention(_AttentionBase):
 
     def infer(self, q: Type, k: Type, v: Type, *extra: Type) -> TupleType:
         self.check(q, k, v, extra)
-        return TupleType((Type((*q.shape[:-1], v.shape[-1]), q.dtype), Type((*q.shape[:-1], 1), q.dtype)))
+        return TupleType(
+            (Type((*q.shape[:-1], v.shape[-1]), q.dtype), Type((*q.shape[:-1], 1), q.dtype))
+        )
 
     def evaluate(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *extra: np.ndarray) -> tuple:
         with np.errstate(all="ignore"):
@@ -118,11 +123,15 @@ class AttentionBackward(_AttentionBase):
 
     name = "attention_backward"
 
-    def infer(self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, *extra: Type) -> TupleType:
+    def infer(
+        self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, *extra: Type
+    ) -> TupleType:
         self.check(q, k, v, extra)
         column = (*q.shape[:-1], 1)
         if lse.shape != column or delta.shape != column or ct.shape != (*q.shape[:-1], v.shape[-1]):
-            raise ShapeMismatch(f"{self.name} got log-sum-exp {lse}, delta {delta}, cotangent {ct} for q {q}, v {v}")
+            raise ShapeMismatch(
+                f"{self.name} got log-sum-exp {lse}, delta {delta}, cotangent {ct} for q {q}, v {v}"
+            )
         return TupleType((q, k, v))
 
     def evaluate(self, q, k, v, lse, delta, ct, *extra):  # noqa: ANN001, ANN201

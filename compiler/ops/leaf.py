@@ -95,7 +95,9 @@ class Iota(Op):
 
     def evaluate(self) -> np.ndarray:
         steps = np.arange(self.shape[self.axis], dtype=DTYPES[self.dtype].numpy)
-        return np.broadcast_to(steps.reshape([-1 if k == self.axis else 1 for k in range(len(self.shape))]), self.shape)
+        return np.broadcast_to(
+            steps.reshape([-1 if k == self.axis else 1 for k in range(len(self.shape))]), self.shape
+        )
 
 
 def input_node(position: int, label: str, type_: Type) -> Node:

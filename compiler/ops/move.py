@@ -42,7 +42,9 @@ class Transpose(Move):
 
     def infer(self, x: Type) -> Type:
         if sorted(self.perm) != list(range(x.rank)):
-            raise ShapeMismatch(f"transpose needs a permutation of the {x.rank} axes of {x}, got {self.perm}")
+            raise ShapeMismatch(
+                f"transpose needs a permutation of the {x.rank} axes of {x}, got {self.perm}"
+            )
         return Type(tuple(x.shape[p] for p in self.perm), x.dtype)
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:
@@ -64,7 +66,9 @@ class Reshape(Move):
 
     def infer(self, x: Type) -> Type:
         if math.prod(self.shape) != x.size:
-            raise ShapeMismatch(f"reshape needs {x.size} elements for {x}, got shape {list(self.shape)}")
+            raise ShapeMismatch(
+                f"reshape needs {x.size} elements for {x}, got shape {list(self.shape)}"
+            )
         return Type(self.shape, x.dtype)
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:
@@ -85,9 +89,13 @@ class Broadcast(Move):
     name = "broadcast"
 
     def infer(self, x: Type) -> Type:
-        fits = len(self.shape) == x.rank and all(a in (1, b) for a, b in zip(x.shape, self.shape, strict=True))
+        fits = len(self.shape) == x.rank and all(
+            a in (1, b) for a, b in zip(x.shape, self.shape, strict=True)
+        )
         if not fits:
-            raise ShapeMismatch(f"broadcast needs axes of length 1 or equal, got {x} to {list(self.shape)}")
+            raise ShapeMismatch(
+                f"broadcast needs axes of length 1 or equal, got {x} to {list(self.shape)}"
+            )
         return Type(self.shape, x.dtype)
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:
@@ -100,7 +108,11 @@ class Broadcast(Move):
         return [reduce("sum", cotangent, axes)]
 
     def sources(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> list[Source]:
-        return [Source(0, tuple(i if n != 1 else Index() for i, n in zip(at, types[0].shape, strict=True)))]
+        return [
+            Source(
+                0, tuple(i if n != 1 else Index() for i, n in zip(at, types[0].shape, strict=True))
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -130,7 +142,9 @@ class Slice(Move):
         return [pad(cotangent, literal(0, x.dtype), self.start, tuple(high), interior)]
 
     def sources(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> list[Source]:
-        return [Source(0, tuple(i * s + a for i, a, s in zip(at, self.start, self.step, strict=True)))]
+        return [
+            Source(0, tuple(i * s + a for i, a, s in zip(at, self.start, self.step, strict=True)))
+        ]
 
 
 @dataclass(frozen=True)
@@ -149,8 +163,10 @@ class Pad(Move):
         if value != Type((), x.dtype):
             raise TypeMismatch(f"pad needs a scalar {x.dtype} to pad with, got {value}")
         amounts = (self.low, self.high, self.interior)
-        if any(len(a) != x.rank for a in amounts) or min((min(a, default=0) for a in amounts)) < 0:
-            raise ShapeMismatch(f"pad needs {x.rank} amounts of at least 0 for {x}, got {self.low}, {self.high}")
+        if any(len(a) != x.rank for a in amounts) or min(min(a, default=0) for a in amounts) < 0:
+            raise ShapeMismatch(
+                f"pad needs {x.rank} amounts of at least 0 for {x}, got {self.low}, {self.high}"
+            )
         return Type(tuple(lo + hi + n + max(n - 1, 0) * i
                           for n, lo, hi, i in zip(x.shape, self.low, self.high, self.interior, strict=True)), x.dtype)  # fmt: skip
 
@@ -198,7 +214,9 @@ class Concat(Move):
             return (t.dtype, t.shape[: self.axis], t.shape[self.axis + 1 :])
 
         if not xs or any(rest(t) != rest(xs[0]) or t.rank <= self.axis for t in xs):
-            raise ShapeMismatch(f"concat needs arrays that differ only along axis {self.axis}, got {_list(xs)}")
+            raise ShapeMismatch(
+                f"concat needs arrays that differ only along axis {self.axis}, got {_list(xs)}"
+            )
         shape = list(xs[0].shape)
         shape[self.axis] = sum(t.shape[self.axis] for t in xs)
         return Type(tuple(shape), xs[0].dtype)
@@ -253,7 +271,11 @@ class Flip(Move):
 
     def sources(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> list[Source]:
         shape = types[0].shape
-        return [Source(0, tuple(index(shape[k] - 1) - i if k in self.axes else i for k, i in enumerate(at)))]
+        return [
+            Source(
+                0, tuple(index(shape[k] - 1) - i if k in self.axes else i for k, i in enumerate(at))
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -270,7 +292,9 @@ class Gather(Move):
         if positions.dtype.kind not in "iu":
             raise TypeMismatch(f"gather needs integer positions, got {positions}")
         if not 0 <= self.axis < x.rank or (x.shape[self.axis] == 0 and positions.size):
-            raise ShapeMismatch(f"gather needs a non-empty axis {self.axis}, got {x} and positions {positions}")
+            raise ShapeMismatch(
+                f"gather needs a non-empty axis {self.axis}, got {x} and positions {positions}"
+            )
         return Type(x.shape[: self.axis] + positions.shape + x.shape[self.axis + 1 :], x.dtype)
 
     def evaluate(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -306,7 +330,9 @@ class DynamicSlice(Move):
     def infer(self, x: Type, start: Type) -> Type:
         if start.shape != (x.rank,) or start.dtype.kind not in "iu":
             raise TypeMismatch(f"dynamic_slice needs one integer start an axis of {x}, got {start}")
-        if len(self.size) != x.rank or any(not 0 <= a <= b for a, b in zip(self.size, x.shape, strict=True)):
+        if len(self.size) != x.rank or any(
+            not 0 <= a <= b for a, b in zip(self.size, x.shape, strict=True)
+        ):
             raise ShapeMismatch(f"dynamic_slice of shape {list(self.size)} does not fit {x}")
         return Type(self.size, x.dtype)
 
@@ -319,7 +345,15 @@ class DynamicSlice(Move):
         return [make(DynamicUpdate(), full(0, x.shape, x.dtype), cotangent, start), None]
 
     def sources(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> list[Source]:
-        return [Source(0, tuple(i + s for i, s in zip(at, _starts(load, 1, self.size, types[0].shape), strict=True)))]
+        return [
+            Source(
+                0,
+                tuple(
+                    i + s
+                    for i, s in zip(at, _starts(load, 1, self.size, types[0].shape), strict=True)
+                ),
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -330,7 +364,9 @@ class DynamicUpdate(Move):
 
     def infer(self, x: Type, update: Type, start: Type) -> Type:
         if start.shape != (x.rank,) or start.dtype.kind not in "iu" or update.dtype != x.dtype:
-            raise TypeMismatch(f"dynamic_update needs an update of {x.dtype} and one integer start an axis of {x}, got {update}, {start}")
+            raise TypeMismatch(
+                f"dynamic_update needs an update of {x.dtype} and one integer start an axis of {x}, got {update}, {start}"
+            )
         if update.rank != x.rank or any(a > b for a, b in zip(update.shape, x.shape, strict=True)):
             raise ShapeMismatch(f"dynamic_update with {update} does not fit {x}")
         return x
@@ -340,7 +376,9 @@ class DynamicUpdate(Move):
         out[_window(start, update.shape, x.shape)] = update
         return out
 
-    def vjp(self, cotangent: Node, result: Node, x: Node, update: Node, start: Node) -> list[Node | None]:
+    def vjp(
+        self, cotangent: Node, result: Node, x: Node, update: Node, start: Node
+    ) -> list[Node | None]:
         from . import full
 
         dx = make(DynamicUpdate(), cotangent, full(0, update.shape, x.dtype), start)
@@ -356,7 +394,10 @@ class DynamicUpdate(Move):
 
 
 def _starts(load: Load, operand: int, size: Sequence[int], shape: Sequence[int]) -> list[Index]:
-    return [load(operand, (index(k),), n - m + 1) for k, (m, n) in enumerate(zip(size, shape, strict=True))]
+    return [
+        load(operand, (index(k),), n - m + 1)
+        for k, (m, n) in enumerate(zip(size, shape, strict=True))
+    ]
 
 
 def _window(start: np.ndarray, size: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
@@ -399,7 +440,9 @@ def transpose(x: Node, perm: Sequence[int]) -> Node:
         perm, x = tuple(x.op.perm[p] for p in perm), x.operands[0]
     op = Transpose(perm)
     result = op.infer(x.type)
-    if keeps_order(perm, x.shape):  # only axes of length 1 move: the same elements in the same order
+    if keeps_order(
+        perm, x.shape
+    ):  # only axes of length 1 move: the same elements in the same order
         return reshape(x, result.shape)
     return make(op, x)
 
@@ -422,14 +465,22 @@ def broadcast(x: Node, shape: Sequence[int]) -> Node:
     return x if shape == x.shape else make(Broadcast(shape), x)
 
 
-def slice_(x: Node, start: Sequence[int], stop: Sequence[int], step: Sequence[int] | None = None) -> Node:
+def slice_(
+    x: Node, start: Sequence[int], stop: Sequence[int], step: Sequence[int] | None = None
+) -> Node:
     """A rectangular part of x."""
     op = Slice(tuple(start), tuple(stop), tuple(step) if step else (1,) * len(x.shape))
     whole = op == Slice((0,) * len(x.shape), x.shape, (1,) * len(x.shape))
     return x if whole else make(op, x)
 
 
-def pad(x: Node, value: Node, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None) -> Node:
+def pad(
+    x: Node,
+    value: Node,
+    low: Sequence[int],
+    high: Sequence[int],
+    interior: Sequence[int] | None = None,
+) -> Node:
     """x surrounded and interleaved with a scalar."""
     op = Pad(tuple(low), tuple(high), tuple(interior) if interior else (0,) * len(x.shape))
     return make(op, x, value) if any(op.low + op.high + op.interior) else x

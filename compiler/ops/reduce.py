@@ -51,7 +51,9 @@ def _prod_vjp(ct: Node, y: Node, x: Node, axes: tuple[int, ...]) -> Node:
     none = eq(zeros, full(0, zeros.shape, x.dtype))
     one = eq(zeros, full(1, zeros.shape, x.dtype))
     off = full(0, x.shape, x.dtype)
-    others = _spread(select(none, rest, full(0, rest.shape, x.dtype)), x) / select(zero, full(1, x.shape, x.dtype), x)
+    others = _spread(select(none, rest, full(0, rest.shape, x.dtype)), x) / select(
+        zero, full(1, x.shape, x.dtype), x
+    )
     lone = _spread(select(one, rest, full(0, rest.shape, x.dtype)), x)
     return _spread(ct, x) * select(zero, lone, select(_spread(none, x), others, off))
 
@@ -92,10 +94,15 @@ class Reduce(Op):
         rule = COMBINES[self.combine]
         if x.dtype.kind not in rule.identity:
             raise TypeMismatch(f"{self.combine} cannot take {x}")
-        if any(not 0 <= a < x.rank for a in self.axes) or tuple(sorted(set(self.axes))) != self.axes:
+        if (
+            any(not 0 <= a < x.rank for a in self.axes)
+            or tuple(sorted(set(self.axes))) != self.axes
+        ):
             raise ShapeMismatch(f"{self.combine} over axes {self.axes} does not fit {x}")
         if self.combine in ("max", "min") and math.prod(x.shape[a] for a in self.axes) == 0:
-            raise ShapeMismatch(f"{self.combine} over no elements has no value: axes {self.axes} of {x}")
+            raise ShapeMismatch(
+                f"{self.combine} over no elements has no value: axes {self.axes} of {x}"
+            )
         return Type(tuple(1 if k in self.axes else n for k, n in enumerate(x.shape)), x.dtype)
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:

@@ -51,14 +51,18 @@ def samples(op: type[Op] | Elementwise) -> list[Sample]:
     if isinstance(op, Elementwise):
         return list(_elementwise(op))
     if op not in _OF:
-        raise NotImplementedError(f"{op.__name__} needs samples: add them to compiler/ops/samples.py")
+        raise NotImplementedError(
+            f"{op.__name__} needs samples: add them to compiler/ops/samples.py"
+        )
     return list(_OF[op]())
 
 
 _OF: dict[type[Op], Callable[[], Iterator[Sample]]] = {}
 
 
-def _of(*ops: type[Op]) -> Callable[[Callable[[], Iterator[Sample]]], Callable[[], Iterator[Sample]]]:
+def _of(
+    *ops: type[Op],
+) -> Callable[[Callable[[], Iterator[Sample]]], Callable[[], Iterator[Sample]]]:
     def add(function: Callable[[], Iterator[Sample]]) -> Callable[[], Iterator[Sample]]:
         _OF.update(dict.fromkeys(ops, function))
         return function
@@ -69,7 +73,9 @@ def _of(*ops: type[Op]) -> Callable[[Callable[[], Iterator[Sample]]], Callable[[
 # ---- values
 
 
-def floats(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0, dtype: str = "f32") -> Array:
+def floats(
+    *shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0, dtype: str = "f32"
+) -> Array:
     """Numbers in [low, high) that are the same on every run."""
     rng = np.random.default_rng([seed, *shape])
     return rng.uniform(low, high, shape).astype(DTYPES[dtype].numpy)
@@ -85,7 +91,11 @@ def integers(*shape: int, low: int = -3, high: int = 4, seed: int = 0, dtype: st
 
 def some(dtype: str, *shape: int, seed: int = 0) -> Array:
     """Plain values of any dtype."""
-    return floats(*shape, seed=seed, dtype=dtype) if DTYPES[dtype].kind == "f" else integers(*shape, seed=seed, dtype=dtype)
+    return (
+        floats(*shape, seed=seed, dtype=dtype)
+        if DTYPES[dtype].kind == "f"
+        else integers(*shape, seed=seed, dtype=dtype)
+    )
 
 
 def hostile(*shape: int, seed: int = 0) -> Array:
@@ -96,7 +106,9 @@ def hostile(*shape: int, seed: int = 0) -> Array:
     return out.reshape(shape)
 
 
-SPECIAL = np.array([0, -0.0, 1, -1, 0.5, -2.5, 3, 1e-20, 1e20, 3e38, -3e38, np.inf, -np.inf, np.nan], np.float32)
+SPECIAL = np.array(
+    [0, -0.0, 1, -1, 0.5, -2.5, 3, 1e-20, 1e20, 3e38, -3e38, np.inf, -np.inf, np.nan], np.float32
+)
 EXTREMES = {
     "i": np.array([0, 1, -1, 2, -7, 31, 32, 65536, 2**31 - 1, -(2**31), -(2**31) + 1], np.int32),
     "u": np.array([0, 1, 2, 7, 31, 32, 65536, 2**31, 2**32 - 1], np.uint32),
@@ -118,7 +130,9 @@ def _elementwise(op: Elementwise) -> Iterator[Sample]:
                       else some(dtype, *shape, seed=_seed(op.label, k)) for k in range(op.arity)]  # fmt: skip
                 yield Sample(op, _chosen(op, xs), kind == "f" and dtype != "f16")
         values = SPECIAL if kind == "f" else EXTREMES[kind]
-        pairs = [np.array(side) for side in zip(*product(values, repeat=min(op.arity, 2)), strict=True)]
+        pairs = [
+            np.array(side) for side in zip(*product(values, repeat=min(op.arity, 2)), strict=True)
+        ]
         yield Sample(op, _chosen(op, [*pairs, *pairs[: op.arity - len(pairs)]]), smooth=False)
 
 
@@ -135,7 +149,11 @@ def _seed(label: str, k: int) -> int:
 
 @_of(Cast)
 def _cast() -> Iterator[Sample]:
-    values = {"f32": SPECIAL, "f16": floats(7, dtype="f16"), **{d.name: EXTREMES[d.kind] for d in DTYPES.values() if d.kind != "f"}}
+    values = {
+        "f32": SPECIAL,
+        "f16": floats(7, dtype="f16"),
+        **{d.name: EXTREMES[d.kind] for d in DTYPES.values() if d.kind != "f"},
+    }
     for (source, x), to in product(values.items(), DTYPES):
         yield Sample(Cast(to), (x,), smooth=False)
         yield Sample(Cast(to), (x[:0],), smooth=False)
@@ -150,24 +168,48 @@ def _cast() -> Iterator[Sample]:
 def _literal() -> Iterator[Sample]:
     for value in (0.0, -0.0, 1.5, 1e-45, 3.4e38, math.inf, -math.inf, math.nan):
         yield Sample(literal(value, DTYPES["f32"]).op, ())
-    for value, dtype in ((-1, "i32"), (-(2**31), "i32"), (2**32 - 1, "u32"), (0xFFFFFFFF, "i32"), (True, "bool"), (0.1, "f16")):
+    for value, dtype in (
+        (-1, "i32"),
+        (-(2**31), "i32"),
+        (2**32 - 1, "u32"),
+        (0xFFFFFFFF, "i32"),
+        (True, "bool"),
+        (0.1, "f16"),
+    ):
         yield Sample(literal(value, DTYPES[dtype]).op, ())
 
 
 @_of(Constant)
 def _constant() -> Iterator[Sample]:
-    for value in (hostile(3, 5), floats(0, 3), floats(1), integers(7), integers(4, dtype="u32"), integers(5, dtype="bool"), floats(3, dtype="f16")):
+    for value in (
+        hostile(3, 5),
+        floats(0, 3),
+        floats(1),
+        integers(7),
+        integers(4, dtype="u32"),
+        integers(5, dtype="bool"),
+        floats(3, dtype="f16"),
+    ):
         yield Sample(constant(value, DTYPES[_name(value)]).op, ())
 
 
 @_of(Iota)
 def _iota() -> Iterator[Sample]:
-    for shape, axis, dtype in (((7,), 0, "i32"), ((3, 5), 0, "f32"), ((3, 4), 1, "u32"), ((2, 3, 4), 1, "i32"), ((0, 3), 0, "i32"), ((1,), 0, "f16")):
+    for shape, axis, dtype in (
+        ((7,), 0, "i32"),
+        ((3, 5), 0, "f32"),
+        ((3, 4), 1, "u32"),
+        ((2, 3, 4), 1, "i32"),
+        ((0, 3), 0, "i32"),
+        ((1,), 0, "f16"),
+    ):
         yield Sample(iota(shape, axis, DTYPES[dtype]).op, ())
 
 
 def _name(value: Array) -> str:
-    return {"float32": "f32", "float16": "f16", "int32": "i32", "uint32": "u32", "bool": "bool"}[value.dtype.name]
+    return {"float32": "f32", "float16": "f16", "int32": "i32", "uint32": "u32", "bool": "bool"}[
+        value.dtype.name
+    ]
 
 
 # ---- movement
@@ -177,20 +219,42 @@ def _name(value: Array) -> str:
 def _transpose() -> Iterator[Sample]:
     for perm in permutations(range(3)):
         yield Sample(Transpose(perm), (floats(2, 3, 5),))
-    for shape, perm in (((), ()), ((7,), (0,)), ((0, 3), (1, 0)), ((4, 8), (1, 0)), ((2, 1, 3, 4), (3, 1, 0, 2)), ((13, 11), (1, 0))):
+    for shape, perm in (
+        ((), ()),
+        ((7,), (0,)),
+        ((0, 3), (1, 0)),
+        ((4, 8), (1, 0)),
+        ((2, 1, 3, 4), (3, 1, 0, 2)),
+        ((13, 11), (1, 0)),
+    ):
         yield Sample(Transpose(perm), (floats(*shape),))
     yield Sample(Transpose((1, 0)), (integers(3, 4, dtype="bool"),))
 
 
 @_of(Reshape)
 def _reshape() -> Iterator[Sample]:
-    for old, new in (((6,), (2, 3)), ((2, 3, 4), (4, 6)), ((), (1, 1)), ((1,), ()), ((0, 3), (5, 0)), ((7, 1), (1, 7))):
+    for old, new in (
+        ((6,), (2, 3)),
+        ((2, 3, 4), (4, 6)),
+        ((), (1, 1)),
+        ((1,), ()),
+        ((0, 3), (5, 0)),
+        ((7, 1), (1, 7)),
+    ):
         yield Sample(Reshape(new), (floats(*old),))
 
 
 @_of(Broadcast)
 def _broadcast() -> Iterator[Sample]:
-    for old, new in (((1, 3), (2, 3)), ((2, 1, 3), (2, 4, 3)), ((1, 1), (5, 7)), ((1, 3), (0, 3)), ((3, 1), (3, 8)), ((1,), (1,)), ((), ())):
+    for old, new in (
+        ((1, 3), (2, 3)),
+        ((2, 1, 3), (2, 4, 3)),
+        ((1, 1), (5, 7)),
+        ((1, 3), (0, 3)),
+        ((3, 1), (3, 8)),
+        ((1,), (1,)),
+        ((), ()),
+    ):
         yield Sample(Broadcast(new), (floats(*old),))
     yield Sample(Broadcast((3, 2)), (integers(1, 2, dtype="u32"),))
 
@@ -212,7 +276,10 @@ def _pad() -> Iterator[Sample]:
         ((2, 3), (0, 5), (3, 0), (2, 0)), ((), (), (), ()), ((1, 1), (1, 1), (1, 1), (3, 3)),
     )  # fmt: skip
     for shape, low, high, interior in cases:
-        yield Sample(Pad(low, high, interior), (floats(*shape), np.float32(0.75)[()] * np.ones((), np.float32)))
+        yield Sample(
+            Pad(low, high, interior),
+            (floats(*shape), np.float32(0.75)[()] * np.ones((), np.float32)),
+        )
     yield Sample(Pad((1,), (2,), (1,)), (floats(3), np.array(-np.inf, np.float32)), smooth=False)
     yield Sample(Pad((1,), (2,), (0,)), (integers(3), np.array(-1, np.int32)))
 
@@ -226,14 +293,27 @@ def _concat() -> Iterator[Sample]:
 
 @_of(Flip)
 def _flip() -> Iterator[Sample]:
-    for shape, axes in (((7,), (0,)), ((3, 4), (1,)), ((3, 4), (0, 1)), ((2, 3, 5), (0, 2)), ((0, 3), (1,)), ((2, 8), (0,))):
+    for shape, axes in (
+        ((7,), (0,)),
+        ((3, 4), (1,)),
+        ((3, 4), (0, 1)),
+        ((2, 3, 5), (0, 2)),
+        ((0, 3), (1,)),
+        ((2, 8), (0,)),
+    ):
         yield Sample(Flip(axes), (floats(*shape),))
 
 
 @_of(Gather)
 def _gather() -> Iterator[Sample]:
     for shape, axis in (((5,), 0), ((5, 4), 0), ((3, 5), 1), ((2, 5, 3), 1), ((1, 5), 1)):
-        for positions in (np.array([0, 3, 3, -1, -5, 4]), np.array([[1, 2], [2, 0]]), np.array(2), np.zeros(0), np.array([7, -9])):
+        for positions in (
+            np.array([0, 3, 3, -1, -5, 4]),
+            np.array([[1, 2], [2, 0]]),
+            np.array(2),
+            np.zeros(0),
+            np.array([7, -9]),
+        ):
             yield Sample(Gather(axis), (floats(*shape), positions.astype(np.int32)))
     yield Sample(Gather(1), (floats(3, 0, 2), np.zeros(0, np.int32)))
     yield Sample(Gather(0), (integers(4, 3, dtype="bool"), np.array([3, 9, 0], np.uint32)))
@@ -241,7 +321,13 @@ def _gather() -> Iterator[Sample]:
 
 @_of(DynamicSlice)
 def _dynamic_slice() -> Iterator[Sample]:
-    for shape, start, size in (((7,), (2,), (3,)), ((4, 5), (1, 0), (2, 4)), ((4, 8), (0, 4), (4, 4)), ((3, 4), (3, 0), (0, 4)), ((2, 3, 4), (1, 2, 3), (1, 1, 1))):
+    for shape, start, size in (
+        ((7,), (2,), (3,)),
+        ((4, 5), (1, 0), (2, 4)),
+        ((4, 8), (0, 4), (4, 4)),
+        ((3, 4), (3, 0), (0, 4)),
+        ((2, 3, 4), (1, 2, 3), (1, 1, 1)),
+    ):
         yield Sample(DynamicSlice(size), (floats(*shape), np.array(start, np.int32)))
     yield Sample(DynamicSlice((2,)), (integers(5), np.array([3], np.uint32)))
 
@@ -250,12 +336,19 @@ def _dynamic_slice() -> Iterator[Sample]:
 def _dynamic_update() -> Iterator[Sample]:
     for shape, start, size in (((7,), (2,), (3,)), ((4, 5), (1, 0), (2, 4)), ((4, 8), (0, 4), (4, 4)), ((3, 4), (3, 0), (0, 4)), ((2, 3, 4), (1, 2, 3), (1, 1, 1)),
                                ((3, 4), (0, 0), (3, 4))):  # fmt: skip
-        yield Sample(DynamicUpdate(), (floats(*shape), floats(*size, seed=1), np.array(start, np.int32)))
+        yield Sample(
+            DynamicUpdate(), (floats(*shape), floats(*size, seed=1), np.array(start, np.int32))
+        )
 
 
 @_of(Windows)
 def _windows() -> Iterator[Sample]:
-    for shape, size, stride, dilation in (((7,), (3,), (1,), (1,)), ((2, 9), (3,), (2,), (2,)), ((2, 3, 5, 6), (2, 3), (2, 1), (1, 2)), ((5, 5), (5, 1), (1, 3), (1, 1))):
+    for shape, size, stride, dilation in (
+        ((7,), (3,), (1,), (1,)),
+        ((2, 9), (3,), (2,), (2,)),
+        ((2, 3, 5, 6), (2, 3), (2, 1), (1, 2)),
+        ((5, 5), (5, 1), (1, 3), (1, 1)),
+    ):
         yield Sample(Windows(size, stride, dilation), (floats(*shape),))
 
 
@@ -281,8 +374,14 @@ def _reduced(combine: str, dtype: str) -> Iterator[Sample]:
                 yield Sample(Reduce(combine, axes), (values(3, 4, 5),))
         for shape in ((2, 8), (1, 37), (5, 1030)):
             yield Sample(Reduce(combine, (len(shape) - 1,)), (hostile(*shape),), smooth=False)
-        yield Sample(Reduce(combine, (0,)), (values(1030, 4) if combine != "prod" else values(9, 4),), smooth=False)
-        yield Sample(Reduce(combine, (0,)), (np.array([1, 2, 2, 0, 0, 1], np.float32),), smooth=False)
+        yield Sample(
+            Reduce(combine, (0,)),
+            (values(1030, 4) if combine != "prod" else values(9, 4),),
+            smooth=False,
+        )
+        yield Sample(
+            Reduce(combine, (0,)), (np.array([1, 2, 2, 0, 0, 1], np.float32),), smooth=False
+        )
     else:
         yield Sample(Reduce(combine, (0,)), (EXTREMES[DTYPES[dtype].kind],), smooth=False)
         yield Sample(Reduce(combine, (0, 2)), (values(3, 5, 7),), smooth=False)
@@ -294,9 +393,20 @@ def _reduced(combine: str, dtype: str) -> Iterator[Sample]:
 @_of(Scan)
 def _scan() -> Iterator[Sample]:
     for combine, reverse in product(("sum", "prod", "max", "min"), (False, True)):
-        for shape, axis in (((7,), 0), ((8,), 0), ((2, 3, 5), 1), ((3, 4, 4), 1), ((0, 3), 1), ((1, 5), 0)):
+        for shape, axis in (
+            ((7,), 0),
+            ((8,), 0),
+            ((2, 3, 5), 1),
+            ((3, 4, 4), 1),
+            ((0, 3), 1),
+            ((1, 5), 0),
+        ):
             yield Sample(Scan(combine, axis, reverse), (floats(*shape, seed=5),))
-        yield Sample(Scan(combine, 0, reverse), (np.array([2, 0, 1, 2, 0, 3], np.float32),), smooth=combine in ("sum", "prod"))
+        yield Sample(
+            Scan(combine, 0, reverse),
+            (np.array([2, 0, 1, 2, 0, 3], np.float32),),
+            smooth=combine in ("sum", "prod"),
+        )
         yield Sample(Scan(combine, 0, reverse), (hostile(19),), smooth=False)
         yield Sample(Scan(combine, 0, reverse), (EXTREMES["i"],), smooth=False)
         yield Sample(Scan(combine, 1, reverse), (integers(3, 5, dtype="u32"),), smooth=False)
@@ -316,13 +426,26 @@ def _argsort() -> Iterator[Sample]:
 
 @_of(Dot)
 def _dot() -> Iterator[Sample]:
-    for lead, m, k, n in (((), 3, 4, 5), ((), 1, 7, 1), ((2,), 3, 5, 4), ((2, 3), 1, 2, 3), ((), 8, 16, 8), ((), 3, 0, 2), ((0,), 2, 3, 4), ((), 0, 3, 2)):
+    for lead, m, k, n in (
+        ((), 3, 4, 5),
+        ((), 1, 7, 1),
+        ((2,), 3, 5, 4),
+        ((2, 3), 1, 2, 3),
+        ((), 8, 16, 8),
+        ((), 3, 0, 2),
+        ((0,), 2, 3, 4),
+        ((), 0, 3, 2),
+    ):
         yield Sample(Dot(), (floats(*lead, m, k), floats(*lead, k, n, seed=1)))
     yield Sample(Dot(), (floats(37, 129), floats(129, 33, seed=1)), smooth=False)
-    yield Sample(Dot(), (floats(4, 8, dtype="f16"), floats(8, 5, seed=1, dtype="f16")), smooth=False)
+    yield Sample(
+        Dot(), (floats(4, 8, dtype="f16"), floats(8, 5, seed=1, dtype="f16")), smooth=False
+    )
     big = np.full((3, 4), 2**30, np.int32)
     yield Sample(Dot(), (integers(2, 3), big), smooth=False)
-    yield Sample(Dot(), (integers(2, 3, dtype="u32"), integers(3, 2, seed=1, dtype="u32")), smooth=False)
+    yield Sample(
+        Dot(), (integers(2, 3, dtype="u32"), integers(3, 2, seed=1, dtype="u32")), smooth=False
+    )
 
 
 _PLACES = (np.array([0, 2, 2, -1, 4, 0, 9, -8]), np.arange(8), np.array([[3] * 8])[0])
@@ -334,16 +457,28 @@ def _scatter_add() -> Iterator[Sample]:
         yield Sample(ScatterAdd(5), (floats(*shape), positions.astype(np.int32)))
     for shape, rows in (((0, 3), 4), ((1, 1), 1), ((8, 3), 1)):
         yield Sample(ScatterAdd(rows), (floats(*shape), np.zeros(shape[0], np.uint32)))
-    yield Sample(ScatterAdd(3), (integers(700, 4), integers(700, low=0, high=3, seed=2)), smooth=False)
+    yield Sample(
+        ScatterAdd(3), (integers(700, 4), integers(700, low=0, high=3, seed=2)), smooth=False
+    )
 
 
 @_of(ScatterSet)
 def _scatter_set() -> Iterator[Sample]:
     for shape, positions in product(((), (3,), (2, 4)), _PLACES):
-        yield Sample(ScatterSet(), (floats(5, *shape), floats(8, *shape, seed=1), positions.astype(np.int32)))
+        yield Sample(
+            ScatterSet(), (floats(5, *shape), floats(8, *shape, seed=1), positions.astype(np.int32))
+        )
     yield Sample(ScatterSet(), (floats(4, 3), floats(0, 3), np.zeros(0, np.int32)))
-    yield Sample(ScatterSet(), (integers(700, 4), integers(900, 4, seed=1), integers(900, low=0, high=700, seed=2)), smooth=False)
-    yield Sample(ScatterSet(), (integers(5, dtype="bool"), integers(2, dtype="bool", seed=4), np.array([4, 1], np.int32)), smooth=False)
+    yield Sample(
+        ScatterSet(),
+        (integers(700, 4), integers(900, 4, seed=1), integers(900, low=0, high=700, seed=2)),
+        smooth=False,
+    )
+    yield Sample(
+        ScatterSet(),
+        (integers(5, dtype="bool"), integers(2, dtype="bool", seed=4), np.array([4, 1], np.int32)),
+        smooth=False,
+    )
 
 
 @_of(Conv)
@@ -361,7 +496,14 @@ def _conv() -> Iterator[Sample]:
 
 def attention_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
     """Attributes and operands of attention: q, k, v and a mask or a bias."""
-    plain = {"scale": 0.5, "causal": False, "offset": 0, "window": 0, "softcap": 0.0, "extra": "none"}
+    plain = {
+        "scale": 0.5,
+        "causal": False,
+        "offset": 0,
+        "window": 0,
+        "softcap": 0.0,
+        "extra": "none",
+    }
     for change, (lead, t, s, d, e) in (
         ({}, ((), 3, 5, 4, 4)), ({}, ((2,), 1, 7, 3, 5)), ({"causal": True}, ((2, 3), 9, 9, 8, 8)), ({"causal": True, "offset": 3}, ((2,), 4, 7, 8, 8)),
         ({"causal": True, "window": 3}, ((1,), 11, 11, 4, 4)), ({"softcap": 2.0}, ((2,), 5, 6, 4, 4)), ({"extra": "mask"}, ((2,), 6, 5, 4, 4)),
@@ -371,7 +513,10 @@ def attention_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
         extra = {"mask": integers(*lead, t, s, dtype="bool"), "bias": floats(*lead, t, s, seed=3)}
         if change.get("extra") == "mask":
             extra["mask"][..., 2, :] = False  # a row that sees nothing
-        yield {**plain, **change}, (q, k, v, *([extra[str(change["extra"])]] if "extra" in change else []))
+        yield (
+            {**plain, **change},
+            (q, k, v, *([extra[str(change["extra"])]] if "extra" in change else [])),
+        )
 
 
 @_of(Attention, Get)
@@ -386,7 +531,9 @@ def _attention_backward() -> Iterator[Sample]:
         out, lse = Attention(**attributes).evaluate(q, k, v, *extra)  # type: ignore[arg-type]
         ct = floats(*out.shape, seed=4)
         delta = (ct * out).sum(-1, keepdims=True)
-        yield Sample(AttentionBackward(**attributes), (q, k, v, lse, delta, ct, *extra), smooth=False)  # type: ignore[arg-type]
+        yield Sample(
+            AttentionBackward(**attributes), (q, k, v, lse, delta, ct, *extra), smooth=False
+        )  # type: ignore[arg-type]
 
 
 def results(op: Op, operands: Sequence[Node]) -> list[Node]:

@@ -29,7 +29,11 @@ class Scan(Op):
         return f"cum{self.combine}"
 
     def infer(self, x: Type) -> Type:
-        if self.combine not in _ACCUMULATE or x.dtype.kind not in COMBINES[self.combine].identity or x.dtype.kind == "b":
+        if (
+            self.combine not in _ACCUMULATE
+            or x.dtype.kind not in COMBINES[self.combine].identity
+            or x.dtype.kind == "b"
+        ):
             raise TypeMismatch(f"{self.name} cannot take {x}")
         if not 0 <= self.axis < x.rank:
             raise ShapeMismatch(f"{self.name} along axis {self.axis} does not fit {x}")
@@ -57,7 +61,9 @@ class Scan(Op):
 
         zero, one = full(0, x.shape, x.dtype), full(1, x.shape, x.dtype)
         zeros = eq(x, zero)
-        first = and_(zeros, eq(scan("sum", cast(zeros, i32), self.axis, self.reverse), full(1, x.shape, i32)))
+        first = and_(
+            zeros, eq(scan("sum", cast(zeros, i32), self.axis, self.reverse), full(1, x.shape, i32))
+        )
         without = scan("prod", select(first, one, x), self.axis, self.reverse)
         at_zero = scan("sum", ct * without, self.axis, not self.reverse)
         elsewhere = scan("sum", ct * y, self.axis, not self.reverse) / select(zeros, one, x)
@@ -127,5 +133,3 @@ def scan(combine: str, x: Node, axis: int, reverse: bool = False) -> Node:
 def argsort(x: Node, descending: bool = False) -> Node:
     """The order of the elements along the last axis."""
     return make(Argsort(descending), x)
-
-

@@ -28,9 +28,13 @@ class ScatterAdd(Op):
 
     def infer(self, updates: Type, positions: Type) -> Type:
         if positions.dtype.kind not in "iu" or updates.dtype.kind == "b":
-            raise TypeMismatch(f"scatter_add needs numbers and integer positions, got {updates} and {positions}")
+            raise TypeMismatch(
+                f"scatter_add needs numbers and integer positions, got {updates} and {positions}"
+            )
         if updates.rank < 1 or positions.shape != updates.shape[:1]:
-            raise ShapeMismatch(f"scatter_add needs one position a row of updates, got {updates} and {positions}")
+            raise ShapeMismatch(
+                f"scatter_add needs one position a row of updates, got {updates} and {positions}"
+            )
         return Type((self.rows, *updates.shape[1:]), updates.dtype)
 
     def evaluate(self, updates: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -38,7 +42,9 @@ class ScatterAdd(Op):
         np.add.at(out, wrapped(positions, self.rows), updates)
         return out
 
-    def vjp(self, cotangent: Node, result: Node, updates: Node, positions: Node) -> list[Node | None]:
+    def vjp(
+        self, cotangent: Node, result: Node, updates: Node, positions: Node
+    ) -> list[Node | None]:
         return [gather(cotangent, positions, 0), None]
 
     def flops(self, result: Type, updates: Type, positions: Type) -> int:
@@ -58,18 +64,26 @@ class ScatterSet(Op):
 
     def infer(self, x: Type, updates: Type, positions: Type) -> Type:
         if positions.dtype.kind not in "iu" or updates.dtype != x.dtype:
-            raise TypeMismatch(f"scatter_set needs updates of {x.dtype} and integer positions, got {updates} and {positions}")
+            raise TypeMismatch(
+                f"scatter_set needs updates of {x.dtype} and integer positions, got {updates} and {positions}"
+            )
         if x.rank < 1 or positions.rank != 1 or updates.shape != (*positions.shape, *x.shape[1:]):
-            raise ShapeMismatch(f"scatter_set needs one position a row of updates for {x}, got {updates} and {positions}")
+            raise ShapeMismatch(
+                f"scatter_set needs one position a row of updates for {x}, got {updates} and {positions}"
+            )
         return x
 
     def evaluate(self, x: np.ndarray, updates: np.ndarray, positions: np.ndarray) -> np.ndarray:
         out = x.copy()
-        for row, update in zip(wrapped(positions, x.shape[0]) if x.shape[0] else (), updates, strict=False):
+        for row, update in zip(
+            wrapped(positions, x.shape[0]) if x.shape[0] else (), updates, strict=False
+        ):
             out[row] = update
         return out
 
-    def vjp(self, cotangent: Node, result: Node, x: Node, updates: Node, positions: Node) -> list[Node | None]:
+    def vjp(
+        self, cotangent: Node, result: Node, x: Node, updates: Node, positions: Node
+    ) -> list[Node | None]:
         # a row that was written gives nothing to x, and gives its cotangent to the update that stayed
         rows, count = x.shape[0], positions.shape[0]
         none = full(0, updates.shape, x.dtype)
@@ -77,7 +91,9 @@ class ScatterSet(Op):
             return [cotangent, none, None]
         number = iota((count,), 0, i32)
         last = scatter_set(full(-1, (rows,), i32), number, positions)
-        stayed = reshape(eq(gather(last, positions, 0), number), (count, *(1,) * (len(x.shape) - 1)))
+        stayed = reshape(
+            eq(gather(last, positions, 0), number), (count, *(1,) * (len(x.shape) - 1))
+        )
         taken = select(broadcast(stayed, updates.shape), gather(cotangent, positions, 0), none)
         return [scatter_set(cotangent, none, positions), taken, None]
 

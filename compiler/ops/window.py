@@ -31,19 +31,28 @@ class Windows(Move):
 
     def infer(self, x: Type) -> Type:
         d = len(self.size)
-        if not len(self.stride) == len(self.dilation) == d <= x.rank or min(self.size + self.stride + self.dilation) < 1:
-            raise ShapeMismatch(f"windows of {self.size}, stride {self.stride}, dilation {self.dilation} do not fit {x}")
+        if (
+            not len(self.stride) == len(self.dilation) == d <= x.rank
+            or min(self.size + self.stride + self.dilation) < 1
+        ):
+            raise ShapeMismatch(
+                f"windows of {self.size}, stride {self.stride}, dilation {self.dilation} do not fit {x}"
+            )
         spatial = x.shape[x.rank - d :]
         places = tuple((n - (k - 1) * g - 1) // s + 1
                        for n, k, s, g in zip(spatial, self.size, self.stride, self.dilation, strict=True))  # fmt: skip
         if min(places) < 1:
-            raise ShapeMismatch(f"windows of {self.size} with dilation {self.dilation} are larger than {x}")
+            raise ShapeMismatch(
+                f"windows of {self.size} with dilation {self.dilation} are larger than {x}"
+            )
         return Type((*x.shape[: x.rank - d], *places, *self.size), x.dtype)
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:
         d = len(self.size)
         spans = tuple((k - 1) * g + 1 for k, g in zip(self.size, self.dilation, strict=True))
-        view = np.lib.stride_tricks.sliding_window_view(x, spans, axis=tuple(range(x.ndim - d, x.ndim)))
+        view = np.lib.stride_tricks.sliding_window_view(
+            x, spans, axis=tuple(range(x.ndim - d, x.ndim))
+        )
         steps = (*(slice(None),) * (x.ndim - d), *(slice(None, None, s) for s in self.stride))
         return view[(*steps, *(slice(None, None, g) for g in self.dilation))]
 
@@ -57,7 +66,10 @@ class Windows(Move):
             stop = (*result.shape[:rank], *(k + 1 for k in offset))
             part = reshape(slice_(cotangent, start, stop), result.shape[:rank])
             low = [k * g for k, g in zip(offset, self.dilation, strict=True)]
-            high = [n - lo - (p - 1) * s - 1 for n, lo, p, s in zip(x.shape[rank - d :], low, places, self.stride, strict=True)]
+            high = [
+                n - lo - (p - 1) * s - 1
+                for n, lo, p, s in zip(x.shape[rank - d :], low, places, self.stride, strict=True)
+            ]
             none = (0,) * (rank - d)
             inside = tuple(s - 1 for s in self.stride)
             part = pad(part, literal(0, x.dtype), (*none, *low), (*none, *high), (*none, *inside))
@@ -68,7 +80,10 @@ class Windows(Move):
     def sources(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> list[Source]:
         rank, d = types[0].rank, len(self.size)
         outer, places, offsets = at[: rank - d], at[rank - d : rank], at[rank:]
-        inner = tuple(p * s + k * g for p, k, s, g in zip(places, offsets, self.stride, self.dilation, strict=True))
+        inner = tuple(
+            p * s + k * g
+            for p, k, s, g in zip(places, offsets, self.stride, self.dilation, strict=True)
+        )
         return [Source(0, outer + inner)]
 
 
@@ -86,9 +101,15 @@ class Conv(Op):
         d = len(self.stride)
         if x.dtype != w.dtype or x.dtype.kind != "f":
             raise TypeMismatch(f"conv needs two float arrays of one dtype, got {x} and {w}")
-        fits = x.rank == w.rank == d + 2 and x.shape[1] == w.shape[1] * self.groups and w.shape[0] % self.groups == 0
+        fits = (
+            x.rank == w.rank == d + 2
+            and x.shape[1] == w.shape[1] * self.groups
+            and w.shape[0] % self.groups == 0
+        )
         if not fits:
-            raise ShapeMismatch(f"conv needs x (n, c, *spatial) and w (o, c / {self.groups}, *size), got {x} and {w}")
+            raise ShapeMismatch(
+                f"conv needs x (n, c, *spatial) and w (o, c / {self.groups}, *size), got {x} and {w}"
+            )
         windows = Windows(w.shape[2:], self.stride, self.dilation).infer(x)
         return Type((x.shape[0], w.shape[0], *windows.shape[2 : 2 + d]), x.dtype)
 
@@ -119,7 +140,9 @@ class Conv(Op):
         d, g = len(self.stride), self.groups
         windows = make(Windows(w.shape[2:], self.stride, self.dilation), x)
         moved = transpose(windows, (0, 1, *range(2 + d, 2 + 2 * d), *range(2, 2 + d)))
-        return reshape(moved, (x.shape[0], g, math.prod(w.shape[1:]), math.prod(windows.shape[2 : 2 + d])))
+        return reshape(
+            moved, (x.shape[0], g, math.prod(w.shape[1:]), math.prod(windows.shape[2 : 2 + d]))
+        )
 
     def vjp(self, cotangent: Node, result: Node, x: Node, w: Node) -> list[Node]:
         d, g, (n, o) = len(self.stride), self.groups, result.shape[:2]
@@ -129,11 +152,16 @@ class Conv(Op):
         spread = pad(cotangent, literal(0, x.dtype), (0, 0, *spans), (0, 0, *(r + e for r, e in zip(spans, left, strict=True))),
                      (0, 0, *(s - 1 for s in self.stride)))  # fmt: skip
         mirrored = reshape(flip(w, range(2, 2 + d)), (g, o // g, *w.shape[1:]))
-        mirrored = reshape(transpose(mirrored, (0, 2, 1, *range(3, 3 + d))), (x.shape[1], o // g, *w.shape[2:]))
+        mirrored = reshape(
+            transpose(mirrored, (0, 2, 1, *range(3, 3 + d))), (x.shape[1], o // g, *w.shape[2:])
+        )
         dx = make(Conv((1,) * d, self.dilation, g), spread, mirrored)
         # dw: the cotangent times the windows, summed over images and places
         places, k = math.prod(result.shape[2:]), math.prod(w.shape[1:])
-        rows = reshape(transpose(reshape(cotangent, (n, g, o // g, places)), (1, 2, 0, 3)), (g, o // g, n * places))
+        rows = reshape(
+            transpose(reshape(cotangent, (n, g, o // g, places)), (1, 2, 0, 3)),
+            (g, o // g, n * places),
+        )
         columns = reshape(transpose(self._columns(x, w), (1, 0, 3, 2)), (g, n * places, k))
         return [dx, reshape(dot(rows, columns), w.shape)]
 

@@ -20,9 +20,17 @@ class Profile:
     strided: float = 1.5  # factor on bytes read across the last axis
 
 
-LAVAPIPE = Profile(launch=16000, bandwidth=10, contract=80, attention=45, elementwise=20, rows=16, onchip=1 << 16)
+LAVAPIPE = Profile(
+    launch=16000, bandwidth=10, contract=80, attention=45, elementwise=20, rows=16, onchip=1 << 16
+)
 GENERIC_GPU = Profile(
-    launch=4000, bandwidth=1000, contract=20000, attention=15000, elementwise=10000, rows=512, onchip=8192
+    launch=4000,
+    bandwidth=1000,
+    contract=20000,
+    attention=15000,
+    elementwise=10000,
+    rows=512,
+    onchip=8192,
 )
 
 
