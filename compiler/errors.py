@@ -38,12 +38,18 @@ class CompileError(EggpuError):
     """A program that a target cannot run, or a compiler pass that found no legal way."""
 
 
+_PROGRAMS = {"commands", "generate", "models", "train"}  # of eggpu itself, but users of its arrays
+
+
 def user_frame() -> FrameType | None:
-    """The innermost frame outside eggpu."""
+    """The innermost frame outside eggpu's own machinery."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "eggpu":
+    while frame is not None:
+        package, _, rest = frame.f_globals.get("__name__", "").partition(".")
+        if package != "eggpu" or rest.partition(".")[0] in _PROGRAMS:
+            return frame
         frame = frame.f_back
-    return frame
+    return None
 
 
 def _where() -> str:
