@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from eggpu import nn, optim
-from eggpu.checkpoint import CheckpointError, Metadata, load_checkpoint, read_metadata
-from eggpu.checkpoint import save_checkpoint as save
+from eggpu.checkpoints import CheckpointError, Metadata, load_checkpoint, read_metadata
+from eggpu.checkpoints import save_checkpoint as save
 from eggpu.compiler import pytree
 from eggpu.compiler.tracing import array
 

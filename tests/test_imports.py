@@ -53,3 +53,15 @@ def test_imports_are_relative_and_stay_below_api(folder: str) -> None:
 )
 def test_violation_from_two_folders_down(line: str, expected: str | None) -> None:
     assert violation(ast.parse(line).body[0], depth=2) == expected
+
+
+def test_no_module_hides_a_public_name():
+    """Importing `eggpu.x` sets the attribute x: a function of that name would be lost."""
+    import pkgutil
+    import types
+
+    import eggpu
+
+    modules = {m.name for m in pkgutil.iter_modules(eggpu.__path__)}
+    names = {n for n in dir(eggpu) if not isinstance(getattr(eggpu, n), types.ModuleType)}
+    assert not names & modules

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from eggpu import data, nn
-from eggpu.checkpoint import CheckpointError, load_checkpoint, read_metadata
+from eggpu.checkpoints import CheckpointError, load_checkpoint, read_metadata
 from eggpu.train import (
     MLPConfig,
     Result,

@@ -12,7 +12,7 @@ import pytest
 
 import eggpu as eg
 from eggpu import cli, nn
-from eggpu.checkpoint import read_metadata
+from eggpu.checkpoints import read_metadata
 from eggpu.train import Run, TrainingError, train_images
 from eggpu.train.images import shifted
 from eggpu.train.pictures import grid, write_png

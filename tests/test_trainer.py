@@ -14,7 +14,7 @@ import pytest
 
 import eggpu as eg
 from eggpu import data, nn, optim
-from eggpu.checkpoint import read_metadata
+from eggpu.checkpoints import read_metadata
 from eggpu.train import (
     Best,
     Callback,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eggpu.checkpoint import CheckpointError, read_metadata
+from eggpu.checkpoints import CheckpointError, read_metadata
 from eggpu.compiler.errors import EggpuError
 
 Config = TypeVar("Config")

@@ -11,7 +11,7 @@ import numpy as np
 
 import eggpu as eg
 from eggpu import nn, optim
-from eggpu.checkpoint import load_checkpoint, save_checkpoint
+from eggpu.checkpoints import load_checkpoint, save_checkpoint
 from eggpu.train.run import Run, TrainingError
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets

@@ -12,7 +12,7 @@ import numpy as np
 
 import eggpu as eg
 from eggpu import nn
-from eggpu.checkpoint import load_checkpoint, save_checkpoint
+from eggpu.checkpoints import load_checkpoint, save_checkpoint
 from eggpu.compiler import pytree
 from eggpu.data import Batch, Prefetch, Source
 from eggpu.optim import Optimizer, ScaledState
