@@ -20,6 +20,9 @@ DIRECT = 1 << 18  # comparisons of positions that cost less than two kernels mor
 RUN = 16  # elements of a row that one step sorts
 
 
+CAUSAL = 0.57  # time of causal attention over that of all scores: hidden tiles are skipped
+
+
 class Anchor(NamedTuple):
     """An e-node as a kernel uses it: which operands are read transposed, which results it gives."""
 
@@ -60,7 +63,9 @@ def anchor_cost(p: Problem, target: Target, a: Anchor) -> AnchorCost | None:
             moved = 16.0 * result.size * steps
             return AnchorCost(compared / profile.elementwise, steps, moved, compared)
         case Kind.TUPLE if len(types) >= 3:
-            return _attention(target, types, a.results)
+            cost = _attention(target, types, a.results)
+            causal = bool(op.attributes().get("causal"))
+            return cost._replace(busy=CAUSAL * cost.busy) if cost and causal else cost
         case _:
             return AnchorCost(flops / profile.elementwise, 0, 0.0, flops)
 

@@ -13,7 +13,7 @@ class Profile:
     launch: float  # one more dispatch in a pass
     bandwidth: float  # bytes per ns, large contiguous reads and writes
     contract: float  # flop per ns of a large float32 product
-    attention: float  # flop per ns of fused attention
+    attention: float  # flop per ns of fused attention, all scores counted
     elementwise: float  # scalar flop per ns
     rows: int  # rows that keep the device busy when one worker handles a row
     onchip: int  # elements of a row that stay on chip between two passes over it
@@ -21,7 +21,7 @@ class Profile:
 
 
 LAVAPIPE = Profile(
-    launch=16000, bandwidth=10, contract=80, attention=45, elementwise=20, rows=16, onchip=1 << 16
+    launch=16000, bandwidth=10, contract=80, attention=60, elementwise=20, rows=16, onchip=1 << 16
 )
 GENERIC_GPU = Profile(
     launch=4000,
