@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optimizing import gradient, interpreted, start
 
 import eggpu as eg
 from eggpu import optim
@@ -21,28 +22,6 @@ from eggpu.optim import adaptive
 
 Tree = Any
 Vector = np.ndarray
-
-
-def interpreted(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    """`function` traced once for arguments like these; each call runs it in float64."""
-    traced = trace_call(function, args)
-
-    def call(*args: Any) -> Any:
-        leaves = [np.asarray(v) for v in pytree.flatten(args)[0]]
-        return pytree.unflatten(traced.results, evaluate(traced.graph, leaves, np.float64))
-
-    return call
-
-
-def gradient(i: int) -> dict[str, Vector]:
-    """Made-up gradients of step i, of several sizes."""
-    rng = np.random.default_rng(i)
-    return {"w": rng.standard_normal((3, 4)), "b": rng.standard_normal(4) * 1e-3}
-
-
-def start() -> dict[str, Vector]:
-    rng = np.random.default_rng(99)
-    return {"w": rng.standard_normal((3, 4)), "b": np.zeros(4)}
 
 
 def torch_sgd(lr: Any, momentum: float, nesterov: bool, decay: float, steps: int) -> dict:
