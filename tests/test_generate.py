@@ -56,7 +56,7 @@ def test_decode_equals_prefill_at_every_position(window):
 
     cache = empty(2, 1, 2, 24, 8)
     for k, token in enumerate(PROMPT):
-        place = Place(array(np.int32(k)), array(np.zeros(1, np.int32)))
+        place = Place(array(np.array([k], np.int32)))
         logits, cache = step(model, cache, array(np.array([[token]], np.int32)), place)
         np.testing.assert_allclose(logits.numpy()[0, 0], want[k], atol=2e-5)
     assert step.recompilations == []
@@ -107,6 +107,19 @@ def test_rows_of_a_batch_are_independent(model):
     alone = Generator(model, context=48, sizes=(1, 16))
     for k, prompt in enumerate(prompts):
         assert [int(r[k]) for r in rows] == list(alone.start([prompt]).tokens(8))
+
+
+def test_rows_go_on_from_different_positions(model):
+    together = Generator(model, batch=2, context=48, sizes=(1, 4, 16)).start([PROMPT, PROMPT[:3]])
+    more = [[7], PROMPT[4:16]]
+    together.feed(more)
+    assert together.position.tolist() == [22, 15]
+    tokens = [together.token.tolist()] + [together.next().tolist() for _ in range(4)]
+    alone = Generator(model, context=48, sizes=(1, 16))
+    for row, prompt in enumerate((PROMPT + more[0], PROMPT[:3] + more[1])):
+        assert [t[row] for t in tokens] == list(alone.start([prompt]).tokens(5))
+    with pytest.raises(GenerationError, match=r"at most \[22, 29\] tokens, got \[1, 30\]"):
+        together.feed([[1], [1] * 30])
 
 
 def test_half_precision_cache_is_close(model, generator):

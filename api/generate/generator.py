@@ -15,7 +15,7 @@ import eggpu as eg
 from eggpu.compiler.errors import EggpuError
 from eggpu.compiler.tracing import Array, array
 from eggpu.generate.sampling import Knobs, Sampling, choose, knobs, marked
-from eggpu.models.cache import Cache, Place, chunks, empty
+from eggpu.models.cache import Cache, Place, chunk, empty
 from eggpu.models.llama import Settings
 from eggpu.session import Compiled
 
@@ -57,14 +57,21 @@ class Snapshot:
 def advance(
     model: Decoder, state: State, tokens: Array, count: Array
 ) -> tuple[Array, Array | None, State]:
-    """The token after the first `count` of `tokens` (batch, t), its log-probability, the next
-    state."""
+    """The token after the first `count[b]` of `tokens` (batch, t) of each row, its log-probability,
+    the next state. A count of 0 leaves a row as it is; its token then means nothing."""
     hidden, cache = model.step(tokens, state.cache, state.place)
-    last = hidden[:, 0] if tokens.shape[1] == 1 else eg.take(hidden, count - 1, 1)
     first = state.place.first + count
-    token, logprob, next_knobs = choose(model.logits(last), state.knobs, first)
-    place = Place(first, state.place.start)
-    return token.reshape((-1, 1)), logprob, State(cache, place, next_knobs)
+    token, logprob, next_knobs = choose(model.logits(last(hidden, count)), state.knobs, first)
+    return token.reshape((-1, 1)), logprob, State(cache, Place(first), next_knobs)
+
+
+def last(hidden: Array, count: Array) -> Array:
+    """Row b's hidden values (batch, width) at position count[b] - 1 of (batch, t, width)."""
+    batch, t, width = hidden.shape
+    if t == 1:
+        return hidden[:, 0]
+    rows = hidden.reshape((batch * t, width))
+    return eg.take(rows, eg.arange(batch) * t + eg.maximum(count - 1, 0), 0)
 
 
 class Generator:
@@ -83,6 +90,7 @@ class Generator:
         self.model, self.batch, self.cache_dtype = model, batch, cache_dtype
         self.context = min(context or s.context, s.context)
         self.sizes = tuple(sorted(n for n in {1, *sizes} if n <= self.context))
+        self.one = array(np.ones(batch, np.int32))  # tokens of a step
         self.advance: Compiled = eg.compile(advance, donate=("state",), name="advance", **options)
 
     def start(
@@ -115,25 +123,25 @@ class GenerationSession:
         self.generator, self.sampling = generator, sampling
         self.texts = texts
         self.logprob: np.ndarray | None = None
-        longest = max(map(len, texts))
-        start = array(np.array([longest - len(t) for t in texts], np.int32))
         vocab = generator.model.settings.vocab
-        place = Place(array(np.int32(0)), start)
+        self._position = np.zeros(len(texts), np.int32)
+        place = Place(array(self._position))
         self._state = State(generator.empty_cache(), place, knobs(sampling, texts, vocab))
-        self._position = 0
-        padded = [[0] * (longest - len(t)) + t for t in texts]
-        self._run(np.array(padded, np.int32))
+        self._run(texts)
 
-    def _run(self, tokens: np.ndarray) -> None:
-        """Write tokens (batch, t) into the cache in chunks."""
-        at = 0
-        room = self.generator.context - self._position
-        for size, count in chunks(tokens.shape[1], room, self.generator.sizes):
-            part = np.zeros((tokens.shape[0], size), np.int32)
-            part[:, :count] = tokens[:, at : at + count]
-            at += count
-            self._step(array(part), count)
-            if at < tokens.shape[1]:
+    def _run(self, texts: Sequence[Sequence[int]]) -> None:
+        """Write tokens into the cache in chunks; short rows wait, so that all end in the last."""
+        left = np.array([len(t) for t in texts], np.int32)
+        while longest := int(left.max()):
+            size, count = chunk(longest, self.room, self.generator.sizes)
+            after = longest - count
+            taken = np.maximum(left - after, 0).astype(np.int32)
+            part = np.zeros((len(texts), size), np.int32)
+            for row, text, k, n in zip(part, texts, left, taken, strict=True):
+                row[:n] = text[len(text) - k : len(text) - k + n]
+            left = left - taken
+            self._step(array(part), array(taken))
+            if after:
                 self._forget_choice()
         self._read()
 
@@ -144,25 +152,25 @@ class GenerationSession:
             marks = array(marked(self.texts, held.seen.shape[-1]))
             self._state = replace(self._state, knobs=replace(held, seen=marks))
 
-    def _step(self, tokens: Array, count: int) -> None:
-        number = array(np.int32(count))
-        out = self.generator.advance(self.generator.model, self._state, tokens, number)
+    def _step(self, tokens: Array, count: Array) -> None:
+        """Write count[b] of tokens (batch, t) into row b."""
+        out = self.generator.advance(self.generator.model, self._state, tokens, count)
         self._chosen, self._logprob, self._state = out
-        self._position += count
+        self._position = self._position + count.numpy()
 
     def _read(self) -> None:
         self.token = self._chosen.numpy()[:, 0]
         self.logprob = None if self._logprob is None else self._logprob.numpy()
 
     @property
-    def position(self) -> int:
-        """Positions in the cache."""
+    def position(self) -> np.ndarray:
+        """Positions in the cache, a number a row."""
         return self._position
 
     @property
     def room(self) -> int:
-        """Tokens that still fit."""
-        return self.generator.context - self._position
+        """Tokens that still fit into every row."""
+        return self.generator.context - int(self._position.max())
 
     def next(self) -> np.ndarray:
         """Write the latest tokens and choose the next ones, (batch,). Raises GenerationError when
@@ -171,19 +179,20 @@ class GenerationSession:
             raise GenerationError(f"the context of {self.generator.context} tokens is full")
         for text, token in zip(self.texts, self.token, strict=True):
             text.append(int(token))
-        self._step(self._chosen, 1)
+        self._step(self._chosen, self.generator.one)
         self._read()
         return self.token
 
     def feed(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
-        """Write given tokens, equally many a text, instead of the chosen ones."""
+        """Write given tokens, at least one a text, instead of the chosen ones."""
         _check([list(t) for t in tokens], self.generator)
-        if len({len(t) for t in tokens}) != 1 or len(tokens[0]) > self.room:
-            lengths = [len(t) for t in tokens]
-            raise GenerationError(f"needs equally many tokens, at most {self.room}, got {lengths}")
+        lengths = [len(t) for t in tokens]
+        rooms = self.generator.context - self._position
+        if (lengths > rooms).any():
+            raise GenerationError(f"needs at most {rooms.tolist()} tokens, got {lengths}")
         for text, new in zip(self.texts, tokens, strict=True):
             text.extend(new)
-        self._run(np.array(tokens, np.int32))
+        self._run(tokens)
         return self.token
 
     def snapshot(self) -> Snapshot:
@@ -194,7 +203,7 @@ class GenerationSession:
         """Go on from a snapshot."""
         self._state = _copied(saved.state)
         self.texts = [list(t) for t in saved.texts]
-        self._position = int(saved.state.place.first.numpy())
+        self._position = saved.state.place.first.numpy()
         self._chosen = array(saved.token)
         self.token = saved.token[:, 0]
 
@@ -205,11 +214,10 @@ class GenerationSession:
             raise GenerationError(f"can go back 1 to {shortest - 1} positions, got {count}")
         again = [text[-count - 1] for text in self.texts]
         self.texts = [text[:-count] for text in self.texts]
-        self._position -= count + 1
-        place = replace(self._state.place, first=array(np.int32(self._position)))
-        self._state = replace(self._state, place=place)
+        self._position = self._position - np.int32(count + 1)
+        self._state = replace(self._state, place=Place(array(self._position)))
         self._forget_choice()
-        self._run(np.array(again, np.int32).reshape(-1, 1))
+        self._run([[token] for token in again])
 
     def tokens(self, most: int, stop: Callable[[int], bool] = lambda _: False) -> Iterator[int]:
         """Up to `most` tokens of the first text, until one that `stop` names (not given)."""

@@ -12,6 +12,7 @@ import numpy as np
 
 import eggpu as eg
 from eggpu import nn
+from eggpu.compiler.library.updates import dynamic_update_slice
 from eggpu.compiler.tracing import Array, array
 
 
@@ -32,16 +33,16 @@ class Cache:
 
 @dataclass(frozen=True)
 class Place:
-    """Where new positions stand: `first` is that of the first of them (i32 scalar); row b of the
-    batch begins at `start[b]`, before which there is only padding."""
+    """Where new positions stand: `first[b]` is that of the first of row b, i32 (batch,).
+
+    A row's cache holds `first[b]` positions; what lies after them is never seen.
+    """
 
     first: Array
-    start: Array
 
     def positions(self, count: int) -> Array:
         """The position of each new token in its row, (batch, count)."""
-        place = self.first + eg.arange(count)
-        return eg.maximum(place.reshape((1, count)) - self.start.reshape((-1, 1)), 0)
+        return self.first.reshape((-1, 1)) + eg.arange(count).reshape((1, count))
 
 
 def empty(
@@ -59,9 +60,8 @@ def empty(
 def visible(place: Place, count: int, context: int, window: int = 0) -> Array:
     """bool (batch, 1, count, context): which keys of the cache each new position sees."""
     key = eg.arange(context).reshape((1, 1, 1, context))
-    query = (place.first + eg.arange(count)).reshape((1, 1, count, 1))
-    seen = (key <= query) & (key >= place.start.reshape((-1, 1, 1, 1)))
-    return seen & (key > query - window) if window else seen
+    query = place.positions(count).reshape((-1, 1, count, 1))
+    return (key <= query) & (key > query - window) if window else key <= query
 
 
 def attend(
@@ -87,10 +87,14 @@ def attend(
 
 
 def written(held: Array, new: Array, place: Place) -> Array:
-    """A layer's keys or values with those of new positions (b, kv heads, t, d)."""
-    from eggpu.compiler.library.updates import dynamic_update_slice
-
-    return dynamic_update_slice(held, new.astype(held.dtype), [0, 0, place.first, 0])
+    """A layer's keys or values with those of new positions (b, kv heads, t, d), a place a row."""
+    new, (batch, _, count, _) = new.astype(held.dtype), new.shape
+    if batch > 1 and count == 1:
+        key = eg.arange(held.shape[2]).reshape((1, 1, -1, 1))
+        return eg.where(key == place.first.reshape((-1, 1, 1, 1)), new, held)
+    for row in range(batch):
+        held = dynamic_update_slice(held, new[row : row + 1], [row, 0, place.first[row], 0])
+    return held
 
 
 def chunks(count: int, room: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -101,9 +105,14 @@ def chunks(count: int, room: int, sizes: Sequence[int]) -> list[tuple[int, int]]
     """
     out = []
     while count:
-        larger = [s for s in sizes if count <= s <= room]
-        size = min(larger) if larger else max(s for s in sizes if s <= min(count, room))
-        done = min(size, count)
+        size, done = chunk(count, room, sizes)
         out.append((size, done))
         count, room = count - done, room - done
     return out
+
+
+def chunk(count: int, room: int, sizes: Sequence[int]) -> tuple[int, int]:
+    """The first of those."""
+    larger = [s for s in sizes if count <= s <= room]
+    size = min(larger) if larger else max(s for s in sizes if s <= min(count, room))
+    return size, min(size, count)
