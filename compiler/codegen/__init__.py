@@ -11,13 +11,13 @@ from ..schedule.space import analyze
 from ..schedule.target import Target
 from .attention import lower_attention
 from .contract import lower_contract
-from .elementwise import lower_elementwise
 from .rewrite import without_windows
 from .rowwise import lower_rows
 from .scan import lower_scan
 from .scatter import lower_scatter
 from .sort import lower_sort
 from .source import Job
+from .update import lower_map
 
 
 def lower(
@@ -34,7 +34,7 @@ def lower(
     analysis = analyze(job.group)
     match analysis.kind:
         case "map":
-            return lower_elementwise(job)
+            return lower_map(job)
         case "rows":
             return lower_rows(job, analysis)
         case "contract":

@@ -33,7 +33,10 @@ class Repeated:
             twin.update({v: replace(v) for v in kernel.writes if isinstance(v, Scratch)})
         return [
             replace(
-                k, reads=tuple(twin[v] for v in k.reads), writes=tuple(twin[v] for v in k.writes)
+                k,
+                reads=tuple(twin[v] for v in k.reads),
+                writes=tuple(twin[v] for v in k.writes),
+                updates=tuple((i, twin[v]) for i, v in k.updates),
             )
             for k in found[1]
         ]

@@ -36,11 +36,17 @@ def extract(
     equal results.
     """
     with _no_collector():
-        p = problem(snapshot, target.max_bindings)
+        p = problem(snapshot, target.max_bindings, donated=donated_classes(snapshot, graph))
         search, two_steps = improve(p, Pricer(p, target), effort)
         selection = decode(search.draft, graph)
         report = _report(search, two_steps, graph, choices(search, explain))
     return selection, report
+
+
+def donated_classes(snapshot: Snapshot, graph: Graph) -> list[int]:
+    """The classes of the inputs that the program may write over."""
+    nodes = [graph.inputs[i] for i in sorted(set(graph.donated))]
+    return [snapshot.class_of[n] for n in nodes if n in snapshot.class_of]
 
 
 def improve(p: Problem, pricer: Pricer, effort: int) -> tuple[Search, Totals]:
@@ -102,7 +108,9 @@ def _no_collector() -> Iterator[None]:
 
 def as_traced(graph: Graph, target: Target) -> Totals:
     """What the program costs when each op that computes is a kernel."""
-    p = problem(from_nodes(list(graph.outputs)), target.max_bindings, condense=False)
+    snapshot = from_nodes(list(graph.outputs))
+    donated = donated_classes(snapshot, graph)
+    p = problem(snapshot, target.max_bindings, condense=False, donated=donated)
     pricer = Pricer(p, target)
     return totals(start(p, pricer, greedy(p, node_costs(p, pricer, fused=False)), everything=True))
 

@@ -41,6 +41,20 @@ class Pattern:
     run: int  # elements of the last run of dimensions
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What an e-node writes: `size` elements over a part of class `before`, in its place where the
+    value `dies` there, else after a copy."""
+
+    before: int
+    size: int
+    dies: bool
+
+    @property
+    def written(self) -> tuple[int, bool]:
+        return self.size, self.dies
+
+
 @dataclass(slots=True)
 class Problem:
     """What extraction chooses from.
@@ -70,6 +84,8 @@ class Problem:
     across: dict[int, int] = field(default_factory=dict)
     # classes that may be a GET of a tuple class
     results: dict[int, list[int]] = field(default_factory=dict)
+    # e-nodes that write a window over a part of their first operand
+    windows: dict[int, Window] = field(default_factory=dict)
 
     @property
     def classes(self) -> int:
@@ -79,9 +95,11 @@ class Problem:
         return self.snapshot.ops[node].name
 
 
-def problem(snapshot: Snapshot, max_bindings: int, condense: bool = True) -> Problem:
+def problem(
+    snapshot: Snapshot, max_bindings: int, condense: bool = True, donated: Sequence[int] = ()
+) -> Problem:
     """The arrays of a snapshot. E-nodes that no kernel with `max_bindings` bindings can run are
-    left out."""
+    left out. `donated` are classes of inputs that may be written over."""
     p = _classified(snapshot)
     _prune(p, max_bindings)
     if condense:
@@ -92,7 +110,30 @@ def problem(snapshot: Snapshot, max_bindings: int, condense: bool = True) -> Pro
         for n in p.candidates[c]:
             if p.role[n] == GET:
                 p.results.setdefault(p.kids[n][0], []).append(c)
+    _find_windows(p, frozenset(donated))
     return p
+
+
+def _find_windows(p: Problem, donated: frozenset[int]) -> None:
+    """Note what writes windows, and where what they write over has no other use."""
+    found = [
+        n for c in p.live for n in p.candidates[c]
+        if p.role[n] == MOVE and getattr(p.snapshot.ops[n], "writes_window", False)
+    ]  # fmt: skip
+    readers: dict[int, set[int]] = {p.kids[n][0]: set() for n in found}
+    if not found:
+        return
+    for c in p.live:
+        for n in p.candidates[c]:
+            for k in p.kids[n]:
+                if k in readers:
+                    readers[k].add(c)
+    for n in found:
+        before, (_, update, *_) = p.kids[n][0], p.snapshot.kids[n]
+        leaf = any(p.role[x] == LEAF for x in p.candidates[before])
+        free = before in donated if leaf else before not in p.roots
+        alone = readers[before] == {p.snapshot.cls[n]}
+        p.windows[n] = Window(before, p.snapshot.types[update].size, free and alone)  # type: ignore[union-attr]
 
 
 def runs(shape: Sequence[int], kept: Sequence[bool]) -> Runs:

@@ -115,7 +115,7 @@ class Pricer:
         heavy = [a for a in anchors if a is not None]
         nbytes, penalty = self._memory(b, work)
         nbytes += sum(a.nbytes for a in heavy)
-        launches = plan.launches + sum(a.launches for a in heavy)
+        launches = plan.launches + work.launches + sum(a.launches for a in heavy)
         profile = self.target.profile
         memory, arithmetic = nbytes / profile.bandwidth, work.flops / profile.elementwise
         busy = arithmetic / plan.used + sum(a.busy for a in heavy)

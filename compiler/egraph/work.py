@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..types import Type
 from .anchor import Anchor
-from .graph import BCAST, CONTRACT, EW, GET, MOVE, OPAQUE, RED, TRANS, TUP, Problem
+from .graph import BCAST, CONTRACT, EW, GET, MOVE, OPAQUE, RED, TRANS, TUP, Problem, Window
 from .legal import FULL, TRANSPOSED, Body
 
 TILE_SIDE = 64  # of a contraction: a tile of one side computes the elements of the other side
@@ -22,6 +22,7 @@ class Work:
     passes: dict[int, int]  # bit i: needed in pass i over a row
     across: set[int]  # classes read or written across their last axis
     flops: float = 0.0  # elementwise
+    launches: int = 0  # beyond the first: copies, and windows of other sizes
     anchors: list[Anchor] = field(default_factory=list)
 
 
@@ -38,9 +39,35 @@ def measure(p: Problem, b: Body, again: bool) -> Work:
         passes={c: 1 << b.level[c] if again and is_whole(b.space[c]) else 1 for c in b.outs},
         across={c for c in b.outs if b.space[c] >= TRANSPOSED and p.strided[choice[c]]},
     )
+    if p.windows and b.main < 0 and b.anchor < 0:
+        _write_windows(p, b, w)
     for c in reversed(b.classes):
         _descend(p, b, w, c, again)
     return w
+
+
+def written_window(p: Problem, b: Body, c: int) -> Window | None:
+    """The window that an output is written as: its operand is stored, and nothing else is done."""
+    window = p.windows.get(b.choice[c])
+    stored = window is not None and window.before not in b.space
+    return window if stored and b.main < 0 and b.anchor < 0 and c in b.outs else None
+
+
+def _write_windows(p: Problem, b: Body, w: Work) -> None:
+    """Of outputs that are windows only these are written, after copies where they are needed."""
+    sizes: set[int] = set()
+    for c in b.outs:
+        window = written_window(p, b, c)
+        if window is None:
+            sizes.add(0)
+            continue
+        sizes.add(window.size)
+        w.touched[c] = w.need[c] = window.size
+        if not window.dies:
+            w.launches += 1
+            w.touched[c] += p.numel[c]
+            w.touched[window.before] = p.numel[c]
+    w.launches += len(sizes) - 1
 
 
 def is_whole(space: int) -> bool:
@@ -71,6 +98,9 @@ def _descend(p: Problem, b: Body, w: Work, c: int, again: bool) -> None:
     elif role in (CONTRACT, OPAQUE, TUP):
         _descend_anchor(p, b, w, c)
         return
+    window = written_window(p, b, c) if role == MOVE and p.windows else None
+    if window is not None and m <= window.size:
+        kids, t = tuple(k for k in kids if k != window.before), window.size
     for k in kids:
         passes[k] = passes.get(k, 0) | when
         if need.get(k, 0) < m:

@@ -27,6 +27,11 @@ class Move(Op):
     """The base of movement ops."""
 
     kind = Kind.MOVE
+    writes_window = False  # operand 0 with operand 1 written over a part of it
+
+    def window(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> tuple[Index, ...]:
+        """Where the element at `at` of operand 1 lies in the result of an op that writes a window."""
+        raise NotImplementedError
 
     def sources(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> list[Source]:
         """Where the element at `at` comes from."""
@@ -361,6 +366,7 @@ class DynamicUpdate(Move):
     """x with `update` written over the part that begins at `start`, an i32 vector with an entry an axis, in range."""
 
     name = "dynamic_update"
+    writes_window = True
 
     def infer(self, x: Type, update: Type, start: Type) -> Type:
         if start.shape != (x.rank,) or start.dtype.kind not in "iu" or update.dtype != x.dtype:
@@ -391,6 +397,10 @@ class DynamicUpdate(Move):
         inside = tuple(i - s for i, s in zip(at, starts, strict=True))
         window = tuple((i, 0, n) for i, n in zip(inside, types[1].shape, strict=True))
         return [Source(1, inside, window), Source(0, at)]
+
+    def window(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> tuple[Index, ...]:
+        starts = _starts(load, 2, types[1].shape, types[0].shape)
+        return tuple(i + s for i, s in zip(at, starts, strict=True))
 
 
 def _starts(load: Load, operand: int, size: Sequence[int], shape: Sequence[int]) -> list[Index]:

@@ -100,7 +100,7 @@ class _Memory:
                 self.slots.append(Item(values[value].nbytes, k, self.last_use[value]))
 
     def place(self, value: int) -> Place:
-        """Where a value that is no constant lies."""
+        """Where a value lies; a constant by its value's number."""
         match self.program.values[value].role:
             case "input":
                 return ("input", self.program.argument[value])
@@ -108,8 +108,27 @@ class _Memory:
                 return self.place(self.over[value])
             case "output":
                 return ("output", self.program.result[value])
+            case "constant":
+                return ("constant", value)
             case _:
                 return ("arena", *self.layout.places[self.slot_of[value]])
+
+    @cached_property
+    def kept(self) -> list[Step]:
+        """The steps without copies of values to where they lie."""
+        return [s for s in self.steps if not s.source.copies or not self._stays(s)]
+
+    @cached_property
+    def first_kept(self) -> dict[int, int]:
+        """The number of the first kernel that writes each value."""
+        found: dict[int, int] = {}
+        for k, step in enumerate(self.kept):
+            for value in step.writes:
+                found.setdefault(value, k)
+        return found
+
+    def _stays(self, step: Step) -> bool:
+        return self.place(step.writes[0]) == self.place(step.reads[0])
 
     def plan(self) -> Plan:
         """The plan, with WGSL for the access that this layout needs."""
@@ -118,8 +137,8 @@ class _Memory:
         table = _Buffers(self)
         inputs = tuple(table.number(value) for value in program.inputs)
         outputs = tuple(table.number(result.value) for result in program.results)
-        time = _Times(program)
-        kernels = tuple(self._kernel(step, table, time(step)) for step in self.steps)
+        time = _Times(program.groups, self.kept)
+        kernels = tuple(self._kernel(step, table, time(step)) for step in self.kept)
         scratch = sum(aligned(program.values[i].nbytes, self.alignment) for i in self.slot_of)
         plan = Plan(
             name=graph.name,
@@ -131,7 +150,7 @@ class _Memory:
             constants=tuple(table.constants),
             arena=self.layout.blocks,
             scratch_bytes=scratch,
-            features=tuple(sorted({f for step in self.steps for f in step.source.features})),
+            features=tuple(sorted({f for step in self.kept for f in step.source.features})),
         )
         return with_images(plan)
 
@@ -169,6 +188,7 @@ class _Memory:
             rules=_texts(program.groups[step.group], program.made_by),
             trusted=source.trusted,
             writes=len(step.writes),
+            updates=tuple((k, table.number(program.number(v))) for k, v in source.updates),
         )
 
 
@@ -186,10 +206,10 @@ def _texts(group: Group, of: Mapping[Node, str]) -> tuple[str, ...]:
 class _Times:
     """The predicted time of a step: its group's, shared among the steps by the bytes they move."""
 
-    def __init__(self, program: Program) -> None:
-        self._groups = program.groups
+    def __init__(self, groups: Sequence[Group], steps: Sequence[Step]) -> None:
+        self._groups = groups
         self._moved: dict[int, int] = {}
-        for step in program.steps:
+        for step in steps:
             self._moved[step.group] = self._moved.get(step.group, 0) + self._bytes(step)
 
     def _bytes(self, step: Step) -> int:
@@ -230,10 +250,10 @@ class _Buffers:
 
     def _scratch_name(self, value: int) -> str:
         """`t3` is written by kernel 3, as is `t3.1`; an empty array may be written by none."""
-        k = self.memory.first_write.get(value)
+        k = self.memory.first_kept.get(value)
         if k is None:
             return "empty"
-        made = [w for w in self.memory.steps[k].writes if w in self.memory.slot_of]
+        made = [w for w in self.memory.kept[k].writes if w in self.memory.slot_of]
         position = made.index(value)
         return f"t{k}.{position}" if position else f"t{k}"
 

@@ -59,6 +59,10 @@ class KernelSource:
     )  # (k, j): writes[k] may take the memory of reads[j]
     features: tuple[str, ...] = ()  # device features that it needs
     trusted: bool = False  # every index is proved in bounds
+    # (k, value): writes[k] is `value` with a part written over, and holds it when the kernel runs
+    updates: tuple[tuple[int, Stored], ...] = ()
+    # only copies reads[0] to writes[0]: left out where both lie in one place
+    copies: bool = False
 
     def source(self, names: Sequence[str], writable: frozenset[int] = frozenset()) -> str:
         """The WGSL for bindings called `names`; `writable` are positions in `reads` bound as

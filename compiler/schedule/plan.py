@@ -86,6 +86,8 @@ class Kernel:
     trusted: bool = False  # indices proved in bounds: run without bounds checks on gpu targets
     writes: int = 1  # the kernel writes its first `writes` bindings and only reads the others
     rules: tuple[str, ...] = ()  # the rewrite rules that made what it computes
+    # (k, b): binding k gets a part written over, of the value of buffer b that is there
+    updates: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

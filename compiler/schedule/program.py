@@ -101,6 +101,10 @@ class Program:
                     raise IRError(f"kernel {source.name} binds a value twice")
                 yield Step(source, g, writes, reads)
 
+    def number(self, value: Stored) -> int:
+        """The number of a value that some kernel binds."""
+        return self._number[stored_base(value) if isinstance(value, Node) else value]
+
     def _bind(self, value: Stored, source: KernelSource) -> int:
         key = stored_base(value) if isinstance(value, Node) else value
         if key not in self._number:

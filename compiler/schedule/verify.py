@@ -186,6 +186,19 @@ class _Contents:
         what = f"hold {' and '.join(others)}" if others else "were never written"
         raise IRError(f"{where}: reads {buffer.name}, but its bytes {what}")
 
+    def _check_update(self, number: int, before: int, where: str) -> None:
+        """Raises unless a buffer that is written in part holds what it is made from."""
+        buffer = self.plan.buffers[number]
+        held = {owner for _, _, owner in self._region(buffer).holds(*_bytes(buffer))}
+        if held != {number}:
+            _need(
+                _bytes(buffer) == _bytes(self.plan.buffers[before])
+                and buffer.place[:2] == self.plan.buffers[before].place[:2],
+                where, f"writes a part of {buffer.name}, which {self.plan.buffers[before].name} "
+                "was not copied to",
+            )  # fmt: skip
+            self.check(before, where)
+
     def copy(self, copy: Copy, where: str) -> None:
         """Checks a copy of a buffer into an image, and notes it."""
         buffer, count = self.plan.buffers[copy.buffer], len(self.plan.images)
@@ -211,6 +224,8 @@ class _Contents:
             _need(holds, where, f"reads {name} from image {image}, which holds another value")
             need, got = TEXELS[binding.access].nbytes, self.plan.images[image].texel
             _need(got == need, where, f"needs texels of {need} bytes of {name}, got {got}")
+        for k, before in kernel.updates:
+            self._check_update(kernel.bindings[k].buffer, before, where)
         for binding in kernel.bindings[: kernel.writes]:
             buffer = self.plan.buffers[binding.buffer]
             self._region(buffer).write(*_bytes(buffer), binding.buffer)
