@@ -90,7 +90,9 @@ def _effort(rounds: int, classes: int) -> Effort:
         return Effort(rounds, kicks, 8, descent=120, near_misses=1000, enough=1e-6)
     if rounds < 2:
         return Effort(rounds, kicks=())
-    return Effort(rounds, kicks if classes < SMALL else kicks[:3], steepest=classes < TINY)
+    if classes < SMALL:
+        return Effort(rounds, kicks, steepest=classes < TINY)
+    return Effort(rounds, kicks[:3], hope=0.5)
 
 
 @contextmanager

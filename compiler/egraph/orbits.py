@@ -7,10 +7,12 @@ from .graph import Problem
 HUB = 12  # a class with more readers says nothing about each of them
 
 
-def colors(p: Problem, rounds: int = 8) -> list[int]:
+def colors(p: Problem, rounds: int = 3) -> list[int]:
     """A color a class, refined by the e-nodes below and the readers above; alike are equal colors.
 
-    The names of inputs and the contents of constants do not count, only their types.
+    The names of inputs and the contents of constants do not count, only their types. With more
+    rounds than these the layers next to the ends of a model, whose residual paths are short, are
+    told from the others, and each is searched on its own for nothing.
     """
     number: dict[object, int] = {}
 

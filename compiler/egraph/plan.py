@@ -42,8 +42,9 @@ class Mark:
 
 
 class Draft:
-    """See the module. `touched` holds the classes around the last accepted move, `loss` what the
-    last rejected one would have cost and the price of the kernels it would have changed."""
+    """See the module. `touched` holds the classes around the last accepted move and `before` what
+    the kernels that it changed cost before it, `loss` what the last rejected one would have cost
+    and the price of the kernels it would have changed."""
 
     def __init__(self, p: Problem, pricer: Pricer, choice: Sequence[int]) -> None:
         self.p, self.pricer, self.choice = p, pricer, list(choice)
@@ -59,6 +60,7 @@ class Draft:
         self.chain: set[int] = set()  # the views between these and the outputs
         self.log: list[tuple[Any, ...]] = []
         self.touched: set[int] = set()
+        self.before = 0.0
         self.loss: tuple[float, float] | None = None
         self.find_roots()
 

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from ..schedule.target import Target
 from .anchor import Anchor, AnchorCost, anchor_cost
-from .graph import LEAF, RED, Problem
+from .graph import BCAST, CONTRACT, GET, LEAF, OPAQUE, RED, TUP, Problem
 from .legal import MOST_OUTPUTS, Body, Legality
 from .rows import RowPlan, row_plan
 from .work import Work, is_whole, measure
 
 HIDDEN = 0.7  # share of the shorter of memory and arithmetic time that hides behind the longer
 REMEMBERED = 8  # bodies for the same outputs
+HEAVY = frozenset((CONTRACT, OPAQUE, TUP, GET))  # whose price depends on the op itself
 TOO_LARGE = 1e9  # ns for a value that no binding can hold
 
 
@@ -61,6 +62,50 @@ class _Walk:
         )
 
 
+class _Alike:
+    """What tells one body from another, as far as its legality and its price go: the same place in
+    every layer of a model has one price."""
+
+    def __init__(self, p: Problem) -> None:
+        self.p = p
+        number: dict[object, int] = {}
+        types = p.snapshot.types
+        sizes = list(zip(p.numel, p.itemsize, strict=True))
+        self._size = [number.setdefault(size, len(number)) for size in sizes]
+        self._kind = []
+        for n, role in enumerate(p.role):
+            heavy = role in HEAVY
+            kids = p.snapshot.kids[n]
+            key = (
+                role, len(p.kids[n]), p.mark[n], p.weight[n], p.strided[n],
+                self._size[p.snapshot.cls[n]],
+                p.label[n] if heavy else -1,
+                tuple([types[k] for k in kids]) if heavy else None,
+                p.numel[p.kids[n][0]] if role == BCAST and p.kids[n] else -1,
+                p.windows[n].written if n in p.windows else None,
+            )  # fmt: skip
+            self._kind.append(number.setdefault(key, len(number)))
+
+    def shape(
+        self,
+        outs: tuple[int, ...],
+        classes: tuple[int, ...],
+        operands: tuple[int, ...],
+        choice: Sequence[int],
+    ) -> tuple[tuple[int, ...], ...]:
+        """Equal for bodies of equal e-nodes, wired alike, over operands of equal sizes."""
+        kids, kind, size = self.p.kids, self._kind, self._size
+        chosen = [choice[c] for c in classes]
+        place = {c: i for i, c in enumerate(classes + operands)}
+        find = place.get
+        return (
+            tuple([place[c] for c in outs]),
+            tuple([kind[n] for n in chosen]),
+            tuple([find(k, -1) for n in chosen for k in kids[n]]),
+            tuple([size[c] for c in operands]),
+        )
+
+
 class Pricer:
     """Legality and price of the kernels of one problem on one target. Prices are remembered."""
 
@@ -68,6 +113,7 @@ class Pricer:
         self.p, self.target, self.calls = p, target, 0
         self.legality = Legality(p, target)
         self._known: dict[tuple[tuple[int, ...], ...], Priced | None] = {}
+        self._alike = _Alike(p)
         self._seen: dict[tuple[int, ...], list[_Walk]] = {}
         self._anchors: dict[Anchor, AnchorCost | None] = {}
 
@@ -87,15 +133,30 @@ class Pricer:
         if walked is None:
             return None
         classes, operands = walked
-        key = (outs, tuple([choice[c] for c in classes]), operands)
-        if key not in self._known:
-            body = Body(outs, classes, operands, choice)
-            self._known[key] = self._priced(body) if self.legality.judge(body) else None
-        stored = [c for c in operands if self.p.role[choice[c]] != LEAF]
         inside = [c for c in classes if c not in outs]
-        seen.insert(0, _Walk(key[1], classes, inside, stored, self._known[key]))
+        stored = [c for c in operands if self.p.role[choice[c]] != LEAF]
+        priced = self._shaped(outs, classes, operands, choice)
+        seen.insert(0, _Walk(tuple([choice[c] for c in classes]), classes, inside, stored, priced))
         del seen[REMEMBERED:]
-        return self._known[key]
+        return priced
+
+    def _shaped(
+        self,
+        outs: tuple[int, ...],
+        classes: tuple[int, ...],
+        operands: tuple[int, ...],
+        choice: Sequence[int],
+    ) -> Priced | None:
+        """The price of a body, worked out once for all bodies that are built alike."""
+        shape = self._alike.shape(outs, classes, operands, choice)
+        if shape not in self._known:
+            body = Body(outs, classes, operands, choice)
+            self._known[shape] = self._priced(body) if self.legality.judge(body) else None
+        known = self._known[shape]
+        if known is None or known.body is classes:
+            return known
+        anchor = -1 if known.anchor < 0 else classes[known.body.index(known.anchor)]
+        return known._replace(outs=outs, body=classes, operands=operands, anchor=anchor)
 
     def anchor(self, a: Anchor) -> AnchorCost | None:
         """What a heavy op costs; None when there is no kernel for its shape."""

@@ -45,6 +45,7 @@ class Effort:
     descent: int = 40  # accepted moves after a kick
     steepest: bool = False  # the best of all moves after a kick, not the best around one class
     patience: int = 60  # kicks in a row that gain nothing, after which a sweep ends
+    hope: float = math.inf  # of the price of the kernels that a kick changes, what it may lose
     near_misses: int = 24  # kicks a round on moves that lost by little
     enough: float = 1e-4  # a round that gains less ends the search
 
@@ -93,7 +94,7 @@ class Search:
         """Try the moves of a kind in every orbit that changed since; how many were accepted."""
         accepted, self.failed = 0, 0
         self.moves.refresh()
-        for orbit in self.orbits:
+        for orbit in self._dearest_first() if kick else self.orbits:
             if self.failed >= self.effort.patience:
                 break
             color = self.color[orbit[0]]
@@ -121,8 +122,7 @@ class Search:
                 continue
             if kick and not self._worth_kick(c, kind):
                 continue
-            slack = math.inf if kind == "tuple" else self.slack
-            touched = self.kick(move, slack) if kick else self._try(move)
+            touched = self.kick(move, kind != "tuple") if kick else self._try(move)
             if touched:
                 self.draft.commit()
                 self._changed(touched)
@@ -158,11 +158,25 @@ class Search:
 
     # -- kicks
 
-    def kick(self, move: Move, slack: float) -> set[int]:
-        """Force a move and descend around it, unless the total rose: the classes touched."""
+    def _dearest_first(self) -> list[list[int]]:
+        """The orbits by the price of the kernels around all their members: kicks end early."""
+        d = self.draft
+
+        def price(orbit: list[int]) -> float:
+            c = orbit[len(orbit) // 2]
+            around = d.inside[c] | {d.kern[c]} - {-1}
+            return len(orbit) * math.fsum(d.kernels[k].cost for k in around)
+
+        return sorted(self.orbits, key=price, reverse=True)
+
+    def kick(self, move: Move, bounded: bool) -> set[int]:
+        """Force a move and descend around it, unless the total rose: the classes touched.
+
+        A `bounded` one that loses too much at first is given up.
+        """
         d = self.draft
         mark = d.mark()
-        if trial(d, move, force=True) and d.cost <= mark.cost + slack:
+        if trial(d, move, force=True) and not (bounded and self._hopeless(d.cost - mark.cost)):
             touched = set(d.touched)
             if self.effort.steepest:
                 self.descend_steepest(touched)
@@ -177,6 +191,10 @@ class Search:
         d.rollback(mark)
         self.failed += 1
         return set()
+
+    def _hopeless(self, worse: float) -> bool:
+        """Does a kick lose more at first than a descent ever wins back."""
+        return worse > min(self.slack, self.effort.hope * self.draft.before)
 
     def descend(self, queue: list[int], touched: set[int]) -> None:
         """Accept the best move around each of a few classes, and around what that changes."""

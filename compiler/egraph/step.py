@@ -23,7 +23,7 @@ def trial(draft: Draft, move: Move, force: bool = False, least: float = EPSILON)
         if draft.cost >= limit:
             step.lose(draft.cost - mark.cost)
         elif draft.sort(step.finish()):
-            draft.touched = step.touched()
+            draft.touched, draft.before = step.touched(), step.price()
             return True
     draft.rollback(mark)
     return False
@@ -222,7 +222,11 @@ class Step:
 
     def lose(self, worse: float) -> None:
         """Note by how much the move would have raised the total."""
-        self.draft.loss = worse, sum(old.cost for old in self.old.values() if old)
+        self.draft.loss = worse, self.price()
+
+    def price(self) -> float:
+        """What the kernels that the move changes cost before it."""
+        return sum(old.cost for old in self.old.values() if old)
 
     def finish(self) -> list[int]:
         """Give new kernels a place in the order; the changed kernels."""
