@@ -10,8 +10,8 @@ import eggpu as eg
 from eggpu.compiler.tracing import array
 from eggpu.generate import GenerationError, Generator, LanguageModel, Sampling
 from eggpu.generate import chat as chat_
-from eggpu.generate.language import _held_back
 from eggpu.generate.sampling import SamplingError, choose, knobs, probabilities, threshold
+from eggpu.generate.text import TextStream, held_back
 from eggpu.importers import ModelFileError
 from eggpu.models.cache import chunks
 
@@ -211,6 +211,25 @@ def test_seeds_and_steps_decide_the_draw():
     assert run.recompilations == []
 
 
+def test_options_of_their_own_for_each_row(model):
+    options = [
+        Sampling(temperature=0.9, seed=5),
+        Sampling(repetition_penalty=1.3),
+        Sampling(temperature=2.0, top_k=7, min_p=0.05, seed=11),
+        Sampling(temperature=0.8, top_p=0.7, seed=2, logprobs=True),
+    ]
+    prompts = [PROMPT, PROMPT[:5], PROMPT[3:14], PROMPT[:9]]
+    session = Generator(model, batch=4, context=48, sizes=(1, 16)).start(prompts, options)
+    rows = [session.token.copy()] + [session.next().copy() for _ in range(5)]
+    assert session.logprob.shape == (4,)
+    alone = Generator(model, context=48, sizes=(1, 16))
+    for k, (prompt, chosen) in enumerate(zip(prompts, options)):
+        want = list(alone.start([prompt], chosen).tokens(6))
+        assert [int(r[k]) for r in rows] == want
+    with pytest.raises(SamplingError, match="options for 2 texts, got 1"):
+        knobs(options[:1], [[0], [0]], 50)
+
+
 def test_greedy_takes_the_first_of_equals_and_gives_logprobs():
     k = knobs(Sampling(logprobs=True), [[0]], len(LOGITS))
     token, logprob, _ = eg.compile(choose)(array(LOGITS[None]), k, array(np.int32(0)))
@@ -268,10 +287,39 @@ def test_pieces_and_stop_strings(model, generator):
     assert cut[-1].finish == "stop"
 
 
-def test_the_beginning_of_a_stop_string_is_held_back():
-    assert _held_back("abcEN", ("END",)) == 2
-    assert _held_back("abc", ("END",)) == 0
-    assert _held_back("a##", ("###\n", "#")) == 2
+def test_the_beginning_of_a_stop_string_isheld_back():
+    assert held_back("abcEN", ("END",)) == 2
+    assert held_back("abc", ("END",)) == 0
+    assert held_back("a##", ("###\n", "#")) == 2
+
+
+class Bytes:
+    """A tokenizer whose ids are bytes of UTF-8."""
+
+    def decode(self, ids, special=False):
+        return bytes(ids).decode(errors="replace")
+
+
+def test_text_comes_in_whole_characters():
+    stream = TextStream(Bytes())
+    out = [stream.push(byte) for byte in "aé🙂b".encode()]
+    assert out == ["a", "", "é", "", "", "", "🙂", "b"]
+    # bytes that are no text do not hold back what comes after them
+    stream = TextStream(Bytes())
+    given = "".join(stream.push(b) for b in [0xFF] * 7 + [65]) + stream.rest()
+    assert given.endswith("A")
+    stream = TextStream(Bytes())
+    assert stream.push(0xC3) + stream.rest() == "\ufffd"
+
+
+def test_stop_strings_across_tokens():
+    stream = TextStream(Bytes(), ["STOP", "éé"])
+    out = [stream.push(b) for b in b"xxSTxSTOPyy"[:9]]
+    assert "".join(out) == "xxSTx"
+    assert stream.stopped
+    assert stream.rest() == ""
+    stream = TextStream(Bytes(), ["STOP"])
+    assert "".join(stream.push(b) for b in b"aSTO") + stream.rest() == "aSTO"
 
 
 def test_chat_templates():

@@ -8,6 +8,7 @@ import pytest
 import eggpu as eg
 from eggpu import nn
 from eggpu import random as er
+from eggpu.compiler.errors import ShapeMismatch
 
 KEY = er.key(7)
 N = 20_000
@@ -58,6 +59,23 @@ def test_distributions():
     logits = eg.broadcast_to(np.log(np.array([0.1, 0.2, 0.7], np.float32)), (N, 3))
     share = np.bincount(er.categorical(KEY, logits).numpy(), minlength=3) / N
     np.testing.assert_allclose(share, [0.1, 0.2, 0.7], atol=0.02)
+
+
+def test_keys_a_row_draw_what_each_key_draws_alone():
+    keys = er.split(KEY, 3)
+    logits = er.normal(er.key(1), (3, 50))
+    steps = np.array([4, 9, 4], np.int32)
+
+    def drawn(keys, logits, steps):
+        return er.categorical(er.fold_in(keys, steps), logits), er.fold_in(keys, 5)
+
+    tokens, folded = eg.compile(drawn)(keys, logits, steps)
+    for k in range(3):
+        alone = er.categorical(er.fold_in(keys[k], int(steps[k])), logits[k])
+        assert int(tokens.numpy()[k]) == int(alone.numpy())
+        np.testing.assert_array_equal(folded.numpy()[k], er.fold_in(keys[k], 5).numpy())
+    with pytest.raises(ShapeMismatch, match="a key a row"):
+        er.categorical(keys, logits[:2])
 
 
 def test_a_permutation_has_every_number_once():

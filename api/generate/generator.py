@@ -94,9 +94,12 @@ class Generator:
         self.advance: Compiled = eg.compile(advance, donate=("state",), name="advance", **options)
 
     def start(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
     ) -> GenerationSession:
-        """Take prompts in, one a row of the batch; the first token of each is then chosen."""
+        """Take prompts in, one a row of the batch; the first token of each is then chosen, by one
+        choice of sampling or one a row."""
         return GenerationSession(self, prompts, sampling or Sampling())
 
     @property
@@ -116,7 +119,10 @@ class GenerationSession:
     """Texts being written. `token` are the latest tokens; `next()` writes them and chooses more."""
 
     def __init__(
-        self, generator: Generator, prompts: Sequence[Sequence[int]], sampling: Sampling
+        self,
+        generator: Generator,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling],
     ) -> None:
         texts = [list(p) for p in prompts]
         _check(texts, generator)

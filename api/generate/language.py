@@ -11,13 +11,12 @@ from eggpu.generate import chat
 from eggpu.generate.find import find
 from eggpu.generate.generator import GenerationError, GenerationSession, Generator
 from eggpu.generate.sampling import Sampling
+from eggpu.generate.text import TextStream
 from eggpu.generate.tokenizer import Tokenizer, from_file, from_gguf
 from eggpu.importers.folder import Folder, open_folder
 from eggpu.importers.gguf_file import GGUF, open_gguf
 from eggpu.importers.tensors import ModelFileError
 from eggpu.models import gpt2, llama_config
-
-_PARTIAL = "\ufffd"  # what bytes decode to that are no whole character yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +64,22 @@ class LanguageModel:
 def _pieces(
     tokenizer: Tokenizer, session: GenerationSession, most: int, stop: tuple[str, ...]
 ) -> Iterator[Piece]:
-    ids: list[int] = []
-    shown = ""
+    text, count = TextStream(tokenizer, stop), 0
     for token in session.tokens(most, tokenizer.end.__contains__):
-        ids.append(token)
-        text = tokenizer.decode(ids)
-        at = min((k for s in stop if (k := text.find(s)) >= 0), default=-1)
-        if at >= 0:
-            yield Piece(text[len(shown) : at], len(ids), _logprob(session), "stop")
+        count += 1
+        ready = text.push(token)
+        if text.stopped:
+            yield Piece(ready, count, _logprob(session), "stop")
             return
-        ready = len(text) - _held_back(text, stop)
-        if ready > len(shown) and not text.endswith(_PARTIAL):
-            yield Piece(text[len(shown) : ready], len(ids), _logprob(session))
-            shown = text[:ready]
-    rest = tokenizer.decode(ids)[len(shown) :]
-    ended = len(ids) < most and int(session.token[0]) in tokenizer.end
-    yield Piece(rest, len(ids), None, "stop" if ended else "length")
+        if ready:
+            yield Piece(ready, count, _logprob(session))
+    rest = text.rest()
+    ended = text.stopped or (count < most and int(session.token[0]) in tokenizer.end)
+    yield Piece(rest, count, None, "stop" if ended else "length")
 
 
 def _logprob(session: GenerationSession) -> float | None:
     return None if session.logprob is None else float(session.logprob[0])
-
-
-def _held_back(text: str, stop: tuple[str, ...]) -> int:
-    """Characters at the end that may be the beginning of a stop string."""
-    most = 0
-    for s in stop:
-        for n in range(min(len(s) - 1, len(text)), most, -1):
-            if text.endswith(s[:n]):
-                most = n
-                break
-    return most
 
 
 def load_language_model(name: str, context: int | None = None) -> LanguageModel:

@@ -7,8 +7,8 @@ what lies above a few thresholds at once. So a large vocabulary is never sorted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from eggpu.compiler.errors import EggpuError
 from eggpu.compiler.tracing import Array, array
 
 _DEPTH = 30.0  # scores this far below the largest are never drawn: their probability is below 1e-13
+_STREAM = 0x9E3779B9  # between the keys of rows with the same seed
 _WAYS, _ROUNDS = 8, 8  # thresholds a round; 30 / 8^8 is near the spacing of float32
 
 
@@ -56,38 +57,62 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Knobs:
-    """The options as device values; those without effect are left out of the program."""
+    """The options as device values, a row a text; those without effect in any are left out of the
+    program."""
 
-    temperature: Array | None
+    temperature: Array | None  # f32 (batch, 1), like the next three
     top_k: Array | None
     top_p: Array | None
-    min_p: Array | None
+    min_p: Array | None  # its logarithm
     penalty: Array | None
     seen: Array | None  # bool (batch, vocab): the tokens so far
-    key: Array | None
+    key: Array | None  # u32 (batch, 2)
+    mixed: bool  # whether some rows may be greedy though others are drawn
     logprobs: bool
 
 
-def knobs(s: Sampling, texts: Sequence[Sequence[int]], vocab: int) -> Knobs:
-    """The device values of options, for texts that begin with these tokens."""
-    drawn = s.temperature > 0
+def knobs(
+    options: Sampling | Sequence[Sampling], texts: Sequence[Sequence[int]], vocab: int, *,
+    every: bool = False,
+) -> Knobs:  # fmt: skip
+    """The device values of options, one for all texts or one each, for texts that begin with these
+    tokens. With `every` none is left out, so that one program serves any options."""
+    given = [options] * len(texts) if isinstance(options, Sampling) else list(options)
+    if len(given) != len(texts):
+        raise SamplingError(f"needs options for {len(texts)} texts, got {len(given)}")
+    drawn = every or any(s.temperature > 0 for s in given)
 
-    def number(value: float, used: bool) -> Array | None:
-        return array(np.float32(value)) if used else None
+    def column(
+        value: Callable[[Sampling], float], used: Callable[[Sampling], bool]
+    ) -> Array | None:
+        if not every and not (drawn and any(map(used, given))):
+            return None
+        return array(np.array([[value(s)] for s in given], np.float32))
 
-    seen = array(marked(texts, vocab)) if s.repetition_penalty != 1 else None
+    penalized = every or any(s.repetition_penalty != 1 for s in given)
+    penalty = np.array([[s.repetition_penalty] for s in given], np.float32)
     return Knobs(
-        temperature=number(s.temperature, drawn),
-        top_k=number(min(s.top_k, vocab), drawn and 0 < s.top_k < vocab),
-        top_p=number(s.top_p, drawn and s.top_p < 1),
-        min_p=number(math.log(s.min_p) if s.min_p else 0, drawn and s.min_p > 0),
-        penalty=number(s.repetition_penalty, seen is not None),
-        seen=seen,
-        key=array(np.array([s.seed & 0xFFFFFFFF, (s.seed >> 32) & 0xFFFFFFFF], np.uint32))
-        if drawn
-        else None,
-        logprobs=s.logprobs,
+        temperature=column(lambda s: s.temperature, lambda s: s.temperature > 0),
+        top_k=column(lambda s: min(s.top_k or vocab, vocab), lambda s: 0 < s.top_k < vocab),
+        top_p=column(lambda s: s.top_p, lambda s: s.top_p < 1),
+        min_p=column(lambda s: math.log(s.min_p) if s.min_p else -_DEPTH, lambda s: s.min_p > 0),
+        penalty=array(penalty) if penalized else None,
+        seen=array(marked(texts, vocab)) if penalized else None,
+        key=array(_keys(given)) if drawn else None,
+        mixed=every or not all(s.temperature > 0 for s in given),
+        logprobs=every or any(s.logprobs for s in given),
     )
+
+
+def _keys(options: Sequence[Sampling]) -> np.ndarray:
+    """The keys of seeds; rows with the same options differ by their number."""
+    same: dict[int, int] = {}
+    words = []
+    for s in options:
+        row = same.setdefault(s.seed, 0)
+        same[s.seed] += 1
+        words.append([s.seed & 0xFFFFFFFF, ((s.seed >> 32) + row * _STREAM) & 0xFFFFFFFF])
+    return np.array(words, np.uint32)
 
 
 def marked(texts: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
@@ -100,13 +125,17 @@ def marked(texts: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
 
 def choose(logits: Array, k: Knobs, step: Array) -> tuple[Array, Array | None, Knobs]:
     """Tokens (batch,) for logits (batch, vocab), their log-probabilities if asked for, and the
-    knobs of the next step. `step` is a number that no other step of this text has."""
+    knobs of the next step. `step` (batch,) is a number that no other step of this text has."""
     scores = logits if k.seen is None else _penalized(logits, k)
-    token = eg.argmax(scores, -1) if k.temperature is None else _drawn(scores, k, step)
+    token = eg.argmax(scores, -1) if k.temperature is None or k.mixed else None
+    if k.temperature is not None:
+        drawn = _drawn(scores, k, step)
+        token = drawn if token is None else eg.where(k.temperature[:, 0] > 0, drawn, token)
+    assert token is not None
     if k.seen is not None:
         ids = eg.arange(logits.shape[-1]).reshape((1, -1))
         new = k.seen | (ids == token.reshape((-1, 1)))
-        k = Knobs(k.temperature, k.top_k, k.top_p, k.min_p, k.penalty, new, k.key, k.logprobs)
+        k = replace(k, seen=new)
     if not k.logprobs:
         return token, None, k
     picked = eg.take_along_axis(logits, token.reshape((-1, 1)), -1).reshape((-1,))
@@ -120,16 +149,18 @@ def _penalized(logits: Array, k: Knobs) -> Array:
 
 
 def _drawn(scores: Array, k: Knobs, step: Array) -> Array:
-    scaled = scores / k.temperature
+    scaled = scores / (
+        eg.where(k.temperature > 0, k.temperature, 1.0) if k.mixed else k.temperature
+    )
     z = scaled - scaled.max(-1, keepdims=True)
     low = eg.full((z.shape[0], 1), -_DEPTH)
     if k.top_k is not None:
-        low = threshold(z, None, low * 0.0 + k.top_k)
+        low = threshold(z, None, k.top_k)
     if k.top_p is not None:
         weight = eg.where(z >= low, eg.exp(z), 0.0)
         low = eg.maximum(low, threshold(z, weight, weight.sum(-1, keepdims=True) * k.top_p))
     if k.min_p is not None:
-        low = eg.maximum(low, low * 0.0 + k.min_p)
+        low = eg.maximum(low, k.min_p)
     kept = eg.where(z >= low, z, -np.inf)
     assert k.key is not None
     return eg.random.categorical(eg.random.fold_in(k.key, step), kept, -1)

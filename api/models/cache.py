@@ -12,7 +12,7 @@ import numpy as np
 
 import eggpu as eg
 from eggpu import nn
-from eggpu.compiler.library.updates import dynamic_update_slice
+from eggpu.compiler.library.updates import dynamic_slice, dynamic_update_slice
 from eggpu.compiler.tracing import Array, array
 
 
@@ -35,14 +35,22 @@ class Cache:
 class Place:
     """Where new positions stand: `first[b]` is that of the first of row b, i32 (batch,).
 
-    A row's cache holds `first[b]` positions; what lies after them is never seen.
+    A row's cache holds `first[b]` positions; what lies after them is never seen. With `slot`, an
+    i32 scalar, there is one row of new positions, and it belongs to that row of the cache.
     """
 
     first: Array
+    slot: Array | None = None
 
     def positions(self, count: int) -> Array:
         """The position of each new token in its row, (batch, count)."""
         return self.first.reshape((-1, 1)) + eg.arange(count).reshape((1, count))
+
+    def held(self, layer: Array) -> Array:
+        """What a layer of the cache has for the rows of the new positions."""
+        if self.slot is None:
+            return layer
+        return dynamic_slice(layer, [self.slot, 0, 0, 0], (1, *layer.shape[1:]))
 
 
 def empty(
@@ -89,6 +97,8 @@ def attend(
 def written(held: Array, new: Array, place: Place) -> Array:
     """A layer's keys or values with those of new positions (b, kv heads, t, d), a place a row."""
     new, (batch, _, count, _) = new.astype(held.dtype), new.shape
+    if place.slot is not None:
+        return dynamic_update_slice(held, new, [place.slot, 0, place.first[0], 0])
     if batch > 1 and count == 1:
         key = eg.arange(held.shape[2]).reshape((1, 1, -1, 1))
         return eg.where(key == place.first.reshape((-1, 1, 1, 1)), new, held)

@@ -93,7 +93,8 @@ class GPT2:
             held_k, held_v = cache.layer(number)
             keys.append(written(held_k, k, place))
             values.append(written(held_v, v, place))
-            heads = attend(q, keys[-1], values[-1], mask, scale=1 / math.sqrt(s.head_size))
+            own = map(place.held, (keys[-1], values[-1]))
+            heads = attend(q, *own, mask, scale=1 / math.sqrt(s.head_size))
             x = layer.rest(x, heads, s.activation)
         return self.norm(x), Cache(tuple(keys), tuple(values))
 

@@ -174,7 +174,8 @@ class Listener:
                 cache.layer(number), (keys, values), layer.attention.pairs(h, s.heads), strict=True
             ):
                 made.append(written(held, new, place))
-            x = x + layer.attention(h, keys[-1], values[-1], s.heads, mask)
+            own = map(place.held, (keys[-1], values[-1]))
+            x = x + layer.attention(h, *own, s.heads, mask)
             x = layer.feed(layer.look(x, pair, s), s)
         return m.norm(x), Cache(tuple(keys), tuple(values))
 

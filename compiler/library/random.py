@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import TypeMismatch
+from ..errors import ShapeMismatch, TypeMismatch
 from ..ir import Node
 from ..ops import broadcast, cast, full, iota, literal, reshape, slice_
 from ..ops import elementwise as E
@@ -48,10 +48,26 @@ def split(k: Value, num: int = 2) -> Array:
     return wrap(reshape(_bits(k, 2 * num, 0x80000000), (num, 2)))
 
 
-def fold_in(k: Value, data: int | Value) -> Array:
-    """A new key of a key and a number, such as a step."""
+def _row_words(k: Value, count: int) -> tuple[Node, Node]:
+    """Both words of a key a row, u32[rows, 2], each along `count` columns."""
     words = array(k).node
-    n = broadcast(reshape(cast(node(data), u32), (1,)), (2,))
+    if len(words.shape) != 2 or words.type != Type((words.shape[0], 2), u32):
+        raise TypeMismatch(f"random keys of rows are u32[rows, 2], got {words.type}")
+    rows = words.shape[0]
+    parts = [slice_(words, (0, i), (rows, i + 1)) for i in range(2)]
+    return broadcast(parts[0], (rows, count)), broadcast(parts[1], (rows, count))
+
+
+def fold_in(k: Value, data: int | Value) -> Array:
+    """A new key of a key and a number, such as a step; of keys u32[rows, 2] and a number each, or
+    one for all, new keys."""
+    words, n = array(k).node, cast(node(data), u32)
+    if len(words.shape) == 2:
+        shape = (words.shape[0], 2)
+        first, second = _row_words(k, 2)
+        n = broadcast(reshape(n, (n.type.size, 1)), shape)
+        return wrap(random_bits(first, second, (n + n) + (iota(shape, 1, u32) + 0x40000000)))
+    n = broadcast(reshape(n, (1,)), (2,))
     first, second = (broadcast(slice_(words, (i,), (i + 1,)), (2,)) for i in range(2))
     return wrap(random_bits(first, second, (n + n) + (iota((2,), 0, u32) + 0x40000000)))
 
@@ -92,11 +108,21 @@ def randint(k: Value, shape: Sequence[int], low: int, high: int) -> Array:
 
 
 def categorical(k: Value, logits: Value, axis: int = -1) -> Array:
-    """A class drawn with probabilities softmax(logits) along an axis, i32 (the Gumbel-max trick)."""
+    """A class drawn with probabilities softmax(logits) along an axis, i32 (the Gumbel-max trick).
+
+    With keys u32[rows, 2] each row of logits (rows, classes) is drawn with its own key, and gets
+    what it gets alone.
+    """
     from .reductions import argmax
 
-    n = node(logits)
-    u = unit_float(_bits(k, n.type.size)) * (1 - 2**-23) + 2**-25
+    n, words = node(logits), array(k).node
+    if len(words.shape) == 2:
+        if len(n.shape) != 2 or n.shape[0] != words.shape[0] or axis not in (1, -1):
+            raise ShapeMismatch(f"categorical needs a key a row of {n.type}, got {words.type}")
+        bits = random_bits(*_row_words(k, n.shape[1]), iota(n.shape, 1, u32))
+    else:
+        bits = _bits(k, n.type.size)
+    u = unit_float(bits) * (1 - 2**-23) + 2**-25
     gumbel = -E.log(-E.log(u))
     return argmax(wrap(n + reshape(gumbel, n.shape)), axis)
 
