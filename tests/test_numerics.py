@@ -50,6 +50,18 @@ def exact_device() -> bool:
     return "llvmpipe" in eg.device().target.name
 
 
+def usable(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The operands; without denormals, which other devices may take for zero."""
+    if exact_device():
+        return operands
+    return tuple(
+        np.where(np.abs(x) < TINY, np.copysign(0, x), x).astype(x.dtype)
+        if x.dtype.kind == "f"
+        else x
+        for x in operands
+    )
+
+
 def run(op: Any, *operands: np.ndarray) -> np.ndarray:
     """The op on the device, by kernels of vec4 and of scalars, which must agree."""
 
@@ -93,6 +105,7 @@ def _bounded(x: np.ndarray) -> np.ndarray:
 
 def assert_accurate(name: str, *operands: Floats) -> None:
     op = ELEMENTWISE[name]
+    operands = usable(*operands)
     found = errors(run(op, *operands), reference(op, *(x[: x.size // 4 * 4] for x in operands)))
     limit = limits()[name] if exact_device() else max(4.0, limits()[name])
     worst = int(np.argmax(found))
@@ -211,6 +224,7 @@ def test_exact_functions_of_one_number(name: str) -> None:
     op = ELEMENTWISE[name]
     halves = np.round(between(-40, 40)) / np.float32(2)
     x = np.concatenate([SPECIAL, every_exponent(), between(-4, 4), halves])
+    (x,) = usable(x)
     got, want = run(op, x), op.evaluate(x)[: x.size // 4 * 4]
     assert np.array_equal(got, want, equal_nan=got.dtype.kind == "f")
     if exact_device() and got.dtype.kind == "f":
@@ -220,7 +234,7 @@ def test_exact_functions_of_one_number(name: str) -> None:
 @pytest.mark.parametrize("name", ["maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"])
 def test_exact_functions_of_two_numbers(name: str) -> None:
     op = ELEMENTWISE[name]
-    a, b = pairs(SPECIAL)
+    a, b = usable(*pairs(SPECIAL))
     got, want = run(op, a, b), op.evaluate(a, b)[: a.size // 4 * 4]
     assert np.array_equal(got, want, equal_nan=got.dtype.kind == "f")
 
@@ -252,6 +266,7 @@ def test_casts_of_floats(to: str) -> None:
     ends = np.array([2147483520, 2147483648, 4294967040, 4294967296, -2147483648], np.float32)
     x = np.concatenate([SPECIAL, ends, every_exponent()])
     op = Cast(to)
+    (x,) = usable(x)
     assert np.array_equal(run(op, x), op.evaluate(x)[: x.size // 4 * 4])
 
 

@@ -56,35 +56,43 @@ def expression(node: Node, texts: list[str], vector: bool) -> str:
     assert isinstance(op, Elementwise)
     template = op.wgsl if isinstance(op.wgsl, str) else op.wgsl[last.kind]
     if last.kind == "f":
-        texts = _hidden(node, template, texts, "4" if vector else "")
+        template, texts = _hidden(node, template, texts, "4" if vector else "")
     return template.format(
         *texts, T=wgsl_type(last, vector), v="4" if vector else "", s=suffix(last, vector)
     )
 
 
 _ZERO = r"(vec4<f32>\()?(0\.0|eg_bits\(0x80000000u\))\)?"
+_BY_BITS = {  # of an operator and the place of the operand that is zero
+    ("{0} * {1}", 0): "eg_mul_zero{v}({0})",
+    ("{0} * {1}", 1): "eg_mul_zero{v}({0})",
+    ("{0} / {1}", 0): "eg_zero_div{v}({0})",
+    ("{0} / {1}", 1): "eg_div_zero{v}({0})",
+}
 _SUMS = ("{0} + {1}", "{0} - {1}")
 
 
-def _hidden(node: Node, template: str, texts: list[str], v: str) -> list[str]:
-    """Operands in a form in which the driver does not simplify the expression: x * 0, 0 / x, x - x,
-    (x + y) - x and sqrt(x) * sqrt(x) are not what they are for numbers when infinities and NaN
-    count."""
+def _hidden(node: Node, template: str, texts: list[str], v: str) -> tuple[str, list[str]]:
+    """The template and the operands in a form that the driver does not simplify: x * 0, 0 / x,
+    x - x, (x + y) - x and sqrt(x) * sqrt(x) are not what they are for numbers when infinities and
+    NaN count."""
     zeros = [re.fullmatch(_ZERO, t) is not None for t in texts]
-    if template in ("{0} * {1}", "{0} / {1}") and zeros[0] != zeros[1]:
+    if sum(zeros) == 1 and (template, zeros.index(True)) in _BY_BITS:
         x, zero = texts[zeros[0]], texts[zeros[1]]
-        hidden = f"-eg_zero{v}({x})" if "eg_bits" in zero else f"eg_zero{v}({x})"
-        return [f"({hidden})" if is_zero else t for t, is_zero in zip(texts, zeros, strict=True)]
+        sign = "-" if "eg_bits" in zero else ""
+        return sign + _BY_BITS[template, zeros.index(True)], [x]
     same = [f"eg_same{v}({t})" for t in texts]
     if template == "{0} * {1}" and texts[0] == texts[1] and _wgsl(node.operands[0]) == "sqrt({0})":
-        return [texts[0], same[1]]
+        return template, [texts[0], same[1]]
     if template in _SUMS:
         a, b = node.operands
-        if _holds(a, b) or (template == "{0} - {1}" and texts[0] == texts[1]):
-            return [texts[0], same[1]]
+        if template == "{0} - {1}" and texts[0] == texts[1]:
+            return "eg_sub_self{v}({0})", texts
+        if _holds(a, b):
+            return template, [texts[0], same[1]]
         if _holds(b, a):
-            return [same[0], texts[1]]
-    return texts
+            return template, [same[0], texts[1]]
+    return template, texts
 
 
 def _holds(sum_: Node, x: Node) -> bool:

@@ -133,10 +133,12 @@ def ravel(x: Value) -> Array:
     return reshape(x, -1) if array(x).size else reshape(x, 0)
 
 
-def transpose(x: Value, axes: Sequence[int] | None = None) -> Array:
-    """Axes permuted; reversed when `axes` is None."""
+def transpose(x: Value, axes: int | Sequence[int] | None = None, *more: int) -> Array:
+    """Axes permuted, given as a sequence or one by one; reversed when `axes` is None."""
     n = node(x)
     rank = len(n.shape)
+    if isinstance(axes, (int, np.integer)):
+        axes = (int(axes), *more)
     perm = (
         tuple(reversed(range(rank)))
         if axes is None
