@@ -156,6 +156,7 @@ from eggpu.session import compile as compile
 from eggpu.session import device as device
 from eggpu.session import put as put
 from eggpu.session import synchronize as synchronize
+from eggpu.session import using as using
 
 from eggpu import nn as nn  # isort: skip
 from eggpu import optim as optim  # isort: skip

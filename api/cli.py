@@ -20,6 +20,7 @@ _INTERRUPTED = 130  # as shells count it: 128 + SIGINT
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit status: 0, 2 for an error that the user can mend, 130 for Ctrl-C."""
     args = parser().parse_args(argv)
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
         return args.run(args)
     except _USER_ERRORS as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,17 @@ def device(name: str | int | None = None, backend: str | None = None) -> Device:
         opened.target = measured(opened.target)
         _current[:] = [opened]
     return _current[0]
+
+
+@contextmanager
+def using(other: Device) -> Iterator[Device]:
+    """Inside the block compiled functions run on a device that is open already."""
+    before = _current[:]
+    _current[:] = [other]
+    try:
+        yield other
+    finally:
+        _current[:] = before
 
 
 def synchronize() -> None:

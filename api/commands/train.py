@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import eggpu as eg
-from eggpu.train import GPTConfig, MLPConfig, Result, Run, train_gpt, train_images, train_mlp
+from eggpu import distributed
+from eggpu.runtime import adapters
+from eggpu.train import (
+    GPTConfig,
+    MLPConfig,
+    Result,
+    Run,
+    TrainingError,
+    train_gpt,
+    train_images,
+    train_mlp,
+)
 from eggpu.train import gpt as gpt_
 from eggpu.train import images as images_
 from eggpu.train import mlp as mlp_
@@ -101,25 +113,28 @@ def _add_images(name: str, models: Any, common: argparse.ArgumentParser) -> None
     text, config = _IMAGE_TEXTS[name], images_.CONFIGS[name]
     parser = models.add_parser(name, parents=[common], help=text, description=f"Train {text}.")
     _settings(parser, config, _IMAGE_FLAGS)
-    _limits(parser, Path("runs") / name, images_.STEPS, None)
+    _limits(parser, Path("runs") / name, images_.STEPS[name], None)
     parser.set_defaults(run=run_images, name=name)
 
 
 def run_images(args: argparse.Namespace) -> int:
     """Train an image model."""
     changes = _changes(args, images_.CONFIGS[args.name])
-    return _status(train_images(args.name, changes, run=_run(args)))
+    return _trained(args, lambda run: train_images(args.name, changes, run=run))
 
 
 def run_gpt(args: argparse.Namespace) -> int:
     """Train a GPT."""
-    writing = Writing(args.prompt, args.length, args.temperature)
-    return _status(train_gpt(_changes(args, GPTConfig), args.text, run=_run(args), writing=writing))
+    writing, changes = (
+        Writing(args.prompt, args.length, args.temperature),
+        _changes(args, GPTConfig),
+    )
+    return _trained(args, lambda run: train_gpt(changes, args.text, run=run, writing=writing))
 
 
 def run_mlp(args: argparse.Namespace) -> int:
     """Train an MLP."""
-    return _status(train_mlp(_changes(args, MLPConfig), run=_run(args)))
+    return _trained(args, lambda run: train_mlp(_changes(args, MLPConfig), run=run))
 
 
 def _settings(parser: argparse.ArgumentParser, config: Any, flags: dict[str, str]) -> None:
@@ -153,6 +168,16 @@ def _limits(parser: argparse.ArgumentParser, out: Path, steps: int, minutes: flo
         "--out", type=Path, default=out, metavar="DIR", help=f"folder {_default(out)}"
     )
     group.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="go on from a checkpoint")
+    group.add_argument(
+        "--data-parallel", type=_count, nargs="?", const=0, metavar="N",
+        help="train in N processes, each with a --batch of its own, gradients averaged (without N "
+        "one for each GPU); inside mpirun or torchrun it joins the processes started there",
+    )  # fmt: skip
+    group.add_argument(
+        "--devices", type=_numbers, metavar="N,N",
+        help="several devices for this process, by their numbers in `eggpu devices`, each with a "
+        "--batch of its own",
+    )  # fmt: skip
     group.add_argument("--quiet", action="store_true", help="print nothing")
     for name, what in (("log", "read the loss"), ("eval", "validate"), ("save", "save")):
         value = getattr(run, f"{name}_every")
@@ -160,6 +185,18 @@ def _limits(parser: argparse.ArgumentParser, out: Path, steps: int, minutes: flo
             f"--{name}-every", type=int, default=value, metavar="N",
             help=f"{what} every N steps {_default(value)}",
         )  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"needs a number of processes, got {text!r}")
+    return int(text)
+
+
+def _numbers(text: str) -> str:
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"needs numbers with commas between them, got {text!r}")
+    return text
 
 
 def _default(value: object) -> str:
@@ -171,11 +208,32 @@ def _changes(args: argparse.Namespace, config: Any) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
-def _run(args: argparse.Namespace) -> Run:
-    if args.device is not None:
+def _trained(args: argparse.Namespace, train: Callable[[Run], Result]) -> int:
+    """Train in this process, as one of a group, or in processes started here; the exit status."""
+    group = distributed.init() if args.data_parallel is not None else distributed.Group()
+    if args.data_parallel is not None and group.size == 1:
+        return distributed.launch(args.data_parallel or _processes(), ["-m", "eggpu", *args.argv])
+    if args.data_parallel not in (None, 0, group.size):
+        came = f"{group.size} were started"
+        raise TrainingError(f"--data-parallel {args.data_parallel} needs as many processes: {came}")
+    interrupted = train(_run(args, group)).interrupted
+    group.close()
+    return _INTERRUPTED if interrupted else 0
+
+
+def _processes() -> int:
+    """One for each of the best devices of a kind, and two at least."""
+    found = adapters()
+    return max(2, sum((a.kind, a.backend) == (found[0].kind, found[0].backend) for a in found))
+
+
+def _run(args: argparse.Namespace, group: distributed.Group) -> Run:
+    devices = tuple(eg.device(int(n)) for n in args.devices.split(",")) if args.devices else ()
+    if devices:
+        eg.device(int(args.devices.split(",")[0]))
+    elif args.device is not None:
         eg.device(args.device)
-    return Run(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Run)})
-
-
-def _status(result: Result) -> int:
-    return _INTERRUPTED if result.interrupted else 0
+    else:
+        distributed.local_device(group)
+    names = [f.name for f in dataclasses.fields(Run) if f.name not in ("group", "devices")]
+    return Run(**{name: getattr(args, name) for name in names}, group=group, devices=devices)

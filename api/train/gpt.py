@@ -13,6 +13,7 @@ import numpy as np
 import eggpu as eg
 from eggpu import data, nn
 from eggpu.data import Corpus, Vocabulary
+from eggpu.distributed import share
 from eggpu.train import report
 from eggpu.train.loop import fit
 from eggpu.train.progress import Display, display
@@ -73,9 +74,12 @@ def train_gpt(
     corpus = data.corpus(text, vocabulary=vocabulary)
     task = _task(config, corpus, text, run)
     task.resume(run)
-    shown = display(run.quiet)
-    shown.say(_introduction(task, corpus))
+    task.model, task.state = run.group.broadcast((task.model, task.state))
+    shown = display(run.silent)
+    shown.say(_introduction(task, corpus, run))
     result = fit(task, run, shown)
+    if not run.first:
+        return result
     report.write_losses(result.history, run.out / "loss.csv")
     if result.interrupted:
         print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
@@ -88,13 +92,21 @@ def _task(config: GPTConfig, corpus: Corpus, text: Sequence[str | Path], run: Ru
     shape = {name: getattr(config, name) for name in _SHAPE}
     model = nn.GPT(vocab=corpus.vocabulary.size, **shape, key=config.seed)
     size = (config.batch, config.context)
+    whole = config.batch * run.parts
 
     def batch(i: int) -> Batch:
-        return data.batch(corpus.train, *size, np.random.default_rng((config.seed, i)))
+        generator = np.random.default_rng((config.seed, i))
+        both = data.batch(corpus.train, whole, config.context, generator)
+        return share(both, run.group.rank, run.group.size)
 
     return Task(
         step=training_step(
-            loss, lr=config.lr, weight_decay=config.weight_decay, clip=config.clip, name="gpt_step"
+            loss,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            clip=config.clip,
+            name="gpt",
+            run=run,
         ),
         evaluate=_evaluation(data.even_batches(corpus.valid, *size, _EVALUATED)),
         batch=batch,
@@ -106,8 +118,9 @@ def _task(config: GPTConfig, corpus: Corpus, text: Sequence[str | Path], run: Ru
             "characters": corpus.vocabulary.characters,
             "text": [str(Path(p).resolve()) for p in text],
         },
-        items=config.batch * config.context,
+        items=whole * config.context,
         unit="tokens",
+        group=run.group,
     )
 
 
@@ -116,7 +129,7 @@ def _evaluation(batches: Sequence[Batch]) -> Callable[[Any], float]:
     return lambda model: float(np.mean([float(compiled(model, *b)) for b in batches]))
 
 
-def _introduction(task: Task, corpus: Corpus) -> str:
+def _introduction(task: Task, corpus: Corpus, run: Run) -> str:
     shape = "{layers} layers, width {width}, {heads} heads, context {context}"
     shape = shape.format(**task.config["gpt"])
     resumed = f", from step {task.start}" if task.start else ""
@@ -124,7 +137,7 @@ def _introduction(task: Task, corpus: Corpus) -> str:
         f"GPT: {shape}, {nn.count_parameters(task.model):,} parameters\n"
         f"text: {len(corpus.train) + len(corpus.valid):,} characters of {corpus.source}, "
         f"{corpus.vocabulary.size} different\n"
-        f"device: {eg.device().target.name}{resumed}\n"
+        f"device: {run.machines}{resumed}\n"
         "compiling the training step"
     )
 

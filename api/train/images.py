@@ -21,7 +21,7 @@ from eggpu.train.progress import display
 from eggpu.train.run import Result, Run, TrainingError, positive, settings
 from eggpu.train.trainer import Trainer
 
-STEPS = 600  # unless told otherwise
+STEPS = {"cnn": 600, "resnet": 600, "vit": 1500, "autoencoder": 600}  # unless told otherwise
 _SIDE, _CLASSES = 8, 10
 
 
@@ -76,12 +76,12 @@ class ResNetConfig(ImageConfig):
 class ViTConfig(ImageConfig):
     """A vision transformer on patches."""
 
-    lr: float = 2e-3
+    lr: float = 6e-3
     layers: int = 2
     width: int = 32
     heads: int = 4
     patch: int = 2
-    dropout: float = 0.1
+    dropout: float = 0.0
 
     def model(self) -> nn.ViT:
         """Untrained."""
@@ -157,15 +157,17 @@ def train_images(name: str, changes: Mapping[str, Any] | None = None, *, run: Ru
     fixed = [f.name for f in dataclasses.fields(kind) if f.name not in trained - {"seed"}]
     config, saved = settings(kind, name, changes or {}, run, fixed)
     if run.steps is None:
-        run = dataclasses.replace(run, steps=saved.get("steps") or STEPS)
+        run = dataclasses.replace(run, steps=saved.get("steps") or STEPS[name])
     digits = data.digits(config.seed)
     make = _autoencoder if name == "autoencoder" else _classifier
     trainer = make(name, config, digits, run)
     task = trainer.task(run)
-    shown = display(run.quiet)
+    shown = display(run.silent)
     count = nn.count_parameters(trainer.model)
-    shown.say(f"{name}, {count:,} parameters, on {eg.device().target.name}")
+    shown.say(f"{name}, {count:,} parameters, on {run.machines}")
     result = fit(task, run, shown)
+    if not run.first:
+        return result
     report.write_losses(result.history, run.out / "loss.csv")
     if result.interrupted:
         print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
@@ -184,8 +186,8 @@ def train_images(name: str, changes: Mapping[str, Any] | None = None, *, run: Ru
 
 
 def _classifier(name: str, config: Any, digits: Digits, run: Run) -> Trainer:
-    source = Batches((_images(digits.train_x), digits.train_y), config.batch, seed=config.seed,
-                     change=shifted)  # fmt: skip
+    pairs = _images(digits.train_x), digits.train_y
+    source = Batches(pairs, config.batch * run.parts, seed=config.seed, change=shifted)
     return Trainer(
         config.model(), classification, _optimizer(config, run), source,
         valid=in_order((_images(digits.valid_x), digits.valid_y), 120), evaluation=held_out,
@@ -194,7 +196,7 @@ def _classifier(name: str, config: Any, digits: Digits, run: Run) -> Trainer:
 
 
 def _autoencoder(name: str, config: Any, digits: Digits, run: Run) -> Trainer:
-    source = Batches((_images(digits.train_x),), config.batch, seed=config.seed)
+    source = Batches((_images(digits.train_x),), config.batch * run.parts, seed=config.seed)
     return Trainer(
         config.model(), reconstruction, _optimizer(config, run), source,
         valid=in_order((_images(digits.valid_x),), 120), callbacks=(Best(), CSVLog()),
@@ -204,7 +206,10 @@ def _autoencoder(name: str, config: Any, digits: Digits, run: Run) -> Trainer:
 
 def _named(name: str, config: Any, run: Run) -> dict[str, Any]:
     kept = {name: dataclasses.asdict(config), "steps": run.steps}
-    return {"seed": config.seed, "unit": "digits", "config": kept, "name": name}
+    return {
+        "seed": config.seed, "unit": "digits", "config": kept, "name": name,
+        "distributed": run.group, "devices": run.devices,
+    }  # fmt: skip
 
 
 def _optimizer(config: Any, run: Run) -> Any:

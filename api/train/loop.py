@@ -25,8 +25,8 @@ def fit(task: Task, run: Run, display: Display) -> Result:
     clock, history = Clock(run, task.start), History()
     i, saved = task.start, -1
     with interruptions(display) as stop, task:
-        while i < clock.total and not stop and not task.stopping:
-            loss = task.advance(i, clock.total)
+        while i < (total := task.agreed(clock.total, bool(stop))):
+            loss = task.advance(i, total)
             i += 1
             saving, first = i % run.save_every == 0, i == task.start + 1
             if saving or first or i % run.log_every == 0 or i >= clock.total:
@@ -49,10 +49,11 @@ def fit(task: Task, run: Run, display: Display) -> Result:
         seconds = clock.elapsed
         if saved != i:
             task.save(run.checkpoint, i)
-        if not stop and (not history.valid or history.valid[-1][0] != i):
+        interrupted = task.agree(bool(stop))
+        if not interrupted and (not history.valid or history.valid[-1][0] != i):
             history.valid.append((i, task.validate(i)))
         display.close()
-        return Result(i, bool(stop), history, run.checkpoint, task.model, seconds)
+        return Result(i, interrupted, history, run.checkpoint, task.model, seconds)
 
 
 class Clock:

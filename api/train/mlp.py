@@ -13,6 +13,7 @@ import numpy as np
 import eggpu as eg
 from eggpu import data, nn
 from eggpu.data import Digits
+from eggpu.distributed import share
 from eggpu.train import report
 from eggpu.train.loop import fit
 from eggpu.train.progress import display
@@ -49,10 +50,13 @@ def train_mlp(changes: Mapping[str, Any] | None = None, *, run: Run) -> Result:
     digits = data.digits(config.seed)
     task = _task(config, digits, run)
     task.resume(run)
-    shown = display(run.quiet)
+    task.model, task.state = run.group.broadcast((task.model, task.state))
+    shown = display(run.silent)
     count = nn.count_parameters(task.model)
-    shown.say(f"MLP, {count:,} parameters, on {eg.device().target.name}")
+    shown.say(f"MLP, {count:,} parameters, on {run.machines}")
     result = fit(task, run, shown)
+    if not run.first:
+        return result
     report.write_losses(result.history, run.out / "loss.csv")
     if result.interrupted:
         print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
@@ -75,22 +79,29 @@ def accuracy(model: nn.MLP, digits: Digits) -> float:
 
 def _task(config: MLPConfig, digits: Digits, run: Run) -> Task:
     model = nn.MLP((64, config.hidden, 10), key=config.seed)
-    compiled = eg.compile(loss, name="mlp_loss")
+    compiled, whole = eg.compile(loss, name="mlp_loss"), config.batch * run.parts
 
     def batch(i: int) -> Batch:
         generator = np.random.default_rng((config.seed, i))
-        rows = generator.integers(0, len(digits.train_x), config.batch)
-        return digits.train_x[rows], digits.train_y[rows]
+        rows = generator.integers(0, len(digits.train_x), whole)
+        both = digits.train_x[rows], digits.train_y[rows]
+        return share(both, run.group.rank, run.group.size)
 
     return Task(
         step=training_step(
-            loss, lr=config.lr, weight_decay=config.weight_decay, clip=config.clip, name="mlp_step"
+            loss,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            clip=config.clip,
+            name="mlp",
+            run=run,
         ),
         evaluate=lambda model: float(compiled(model, digits.valid_x, digits.valid_y)),
         batch=batch,
         model=model,
         state=initial_state(model),
         config={"mlp": dataclasses.asdict(config), "steps": run.steps},
-        items=config.batch,
+        items=whole,
         unit="digits",
+        group=run.group,
     )

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import eggpu as eg
 from eggpu.checkpoints import CheckpointError, read_metadata
 from eggpu.compiler.errors import EggpuError
+from eggpu.distributed import Group
+from eggpu.runtime import Device
 
 Config = TypeVar("Config")
 
@@ -24,6 +27,8 @@ class Run:
     """Where a run writes to, how long it takes, and how often it looks up.
 
     With `minutes` it ends then, with the learning rate at its end; `steps` is then an upper bound.
+    Each process of `group` and each of its `devices` (the current one when there are none) takes
+    an equal share of every batch.
     """
 
     out: Path
@@ -34,11 +39,41 @@ class Run:
     log_every: int = 10
     eval_every: int = 250
     save_every: int = 500
+    group: Group = field(default_factory=Group)
+    devices: tuple[Device, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("steps", "minutes", "log_every", "eval_every", "save_every"):
             if getattr(self, name) is not None:
                 positive(self, name)
+
+    @property
+    def parts(self) -> int:
+        """Equal parts that each batch is taken in."""
+        return self.group.size * max(1, len(self.devices))
+
+    @property
+    def parallel(self) -> bool:
+        """Whether batches are shared."""
+        return self.parts > 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that shows and writes."""
+        return self.group.rank == 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether this process prints nothing."""
+        return self.quiet or not self.first
+
+    @property
+    def machines(self) -> str:
+        """Devices and processes, in words."""
+        name = self.devices[0].target.name if self.devices else eg.device().target.name
+        each = f"{len(self.devices)} devices, the first {name}" if len(self.devices) > 1 else name
+        group = self.group
+        return f"{each}, in {group.size} processes ({group.engine})" if group.size > 1 else each
 
     @property
     def checkpoint(self) -> Path:

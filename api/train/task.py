@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ import numpy as np
 import eggpu as eg
 from eggpu import nn, optim
 from eggpu.checkpoints import load_checkpoint, save_checkpoint
+from eggpu.distributed import DataParallel, Group
 from eggpu.train.run import Run, TrainingError
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets
@@ -30,6 +32,7 @@ class Task:
     items: int  # in a batch
     unit: str
     start: int = 0
+    group: Group = field(default_factory=Group)
 
     def advance(self, i: int, total: float) -> eg.Array:
         """Step i of `total`; the loss before it, not waited for."""
@@ -46,12 +49,25 @@ class Task:
         """Whether training has come to its end before its last step."""
         return False
 
+    def agreed(self, total: int, stopped: bool) -> int:
+        """Steps in all: 0 when a process wants to stop, else the fewest of `total`."""
+        wanted = 0 if stopped or self.stopping else total
+        if self.group.size == 1:
+            return wanted
+        return int(np.asarray(self.group.all_reduce(np.int64(wanted), "min")))
+
+    def agree(self, flag: bool) -> bool:
+        """Whether this or another process says so."""
+        if self.group.size == 1:
+            return flag
+        return bool(np.asarray(self.group.all_reduce(np.int64(flag), "max")))
+
     def note(self, step: int, loss: float) -> None:
         """Told of each training loss that is read."""
 
     def validate(self, step: int) -> float:
-        """The validation loss after `step` steps."""
-        return self.evaluate(self.model)
+        """The validation loss after `step` steps; only the first process needs it."""
+        return math.nan if self.group.rank else self.evaluate(self.model)
 
     def broken(self, step: int, loss: float, saved: Path | None) -> TrainingError:
         """The error for a loss that is not a number any more."""
@@ -71,7 +87,9 @@ class Task:
         return f"compiled in {self.step.compile_seconds:.1f} s: {kernels} kernels, {size:.1f} MiB"
 
     def save(self, path: Path, steps: int) -> None:
-        """A checkpoint after `steps` steps."""
+        """A checkpoint after `steps` steps, by the first process of several."""
+        if self.group.rank:
+            return
         tree = {"model": self.model, "state": self.state}
         save_checkpoint(path, tree, step=steps, config=self.config)
 
@@ -88,19 +106,32 @@ class Task:
 
 
 def training_step(
-    loss: Callable[..., eg.Array], *, lr: float, weight_decay: float, clip: float, name: str
-) -> Any:
-    """One program: loss, gradients, clipping, AdamW along a warm cosine over `total` steps."""
+    loss: Callable[..., eg.Array], *, lr: float, weight_decay: float, clip: float, name: str,
+    run: Run | None = None,
+) -> Any:  # fmt: skip
+    """One program: loss, gradients, clipping, AdamW along a warm cosine over `total` steps.
 
-    def step(model: Any, state: Any, inputs: Any, targets: Any, total: Any) -> Any:
+    Two programs when the run shares its batches.
+    """
+
+    def gradient(model: Any, state: Any, inputs: Any, targets: Any, total: Any) -> Any:
+        value, grads = eg.value_and_grad(loss)(model, inputs, targets)
+        return value, model, grads
+
+    def update(model: Any, state: Any, grads: Any, total: Any) -> Any:
         schedule = optim.cosine(lr, warmup=total * 0.05, steps=total, floor=lr * 0.02)
         optimizer = optim.adamw(schedule, b2=0.99, weight_decay=weight_decay)
-        value, grads = eg.value_and_grad(loss)(model, inputs, targets)
         grads = optim.clip_by_global_norm(grads, clip)
-        model, state = optimizer.update(model, state, grads)
+        return optimizer.update(model, state, grads)
+
+    def step(model: Any, state: Any, inputs: Any, targets: Any, total: Any) -> Any:
+        value, _, grads = gradient(model, state, inputs, targets, total)
+        model, state = update(model, state, grads, total)
         return model, state, value
 
-    return eg.compile(step, donate=("model", "state"), name=name)
+    if run is not None and run.parallel:
+        return DataParallel(gradient, update, run.group, run.devices, name)
+    return eg.compile(step, donate=("model", "state"), name=f"{name}_step")
 
 
 def initial_state(model: nn.Module) -> optim.AdamState:

@@ -15,7 +15,9 @@ from eggpu import nn
 from eggpu.checkpoints import load_checkpoint, save_checkpoint
 from eggpu.compiler import pytree
 from eggpu.data import Batch, Prefetch, Source
+from eggpu.distributed import DataParallel, Group, share
 from eggpu.optim import Optimizer, ScaledState
+from eggpu.runtime import Device
 from eggpu.train.callbacks import Callback, Moment
 from eggpu.train.loop import fit
 from eggpu.train.nans import first_not_finite
@@ -34,6 +36,9 @@ class Trainer:
     loss) and `metrics` are means over a batch, taken over all `valid` batches. A run of the same
     seed gives the same losses to the last bit, also when it was resumed.
 
+    Each process of `distributed` (see `eggpu.distributed.init`), and each of its `devices`, takes
+    an equal share of every batch; only the first process calls callbacks and writes.
+
     >>> trainer = Trainer(model, loss, optim.adamw(1e-3), data.Batches((x, y), 64), valid=valid)
     >>> result = trainer.fit("runs/first", epochs=5)
     """
@@ -44,13 +49,19 @@ class Trainer:
         metrics: Mapping[str, Callable[..., eg.Array]] | None = None,
         callbacks: Sequence[Callback] = (), seed: int = 0, unit: str = "examples",
         config: Mapping[str, Any] | None = None, name: str = "model",
+        distributed: Group | None = None, devices: Sequence[Device] = (),
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.batches, self.valid = model, optimizer, batches, valid
         self.state = optimizer.init(model)
         self.callbacks, self.unit, self.config = tuple(callbacks), unit, dict(config or {})
-        self.step = eg.compile(
-            training_step(loss, optimizer, seed), donate=("model", "state"), name=f"{name}_step"
-        )
+        self.group, self.devices = distributed or Group(), tuple(devices)
+        self.step: Any
+        if self.group.size > 1 or len(self.devices) > 1:
+            gradient = loss_and_gradient(loss, seed)
+            self.step = DataParallel(gradient, optimizer.update, self.group, self.devices, name)
+        else:
+            step = training_step(loss, optimizer, seed)
+            self.step = eg.compile(step, donate=("model", "state"), name=f"{name}_step")
         self._means = {"loss": evaluation or loss, **(metrics or {})}
         self._evaluate = eg.compile(_evaluation(self._means), name=f"{name}_valid")
 
@@ -84,20 +95,30 @@ class Trainer:
         source = None if resume is None else Path(resume)
         run = Run(Path(out), steps, quiet=quiet, resume=source, **limits)
         task = self.task(run)
-        result = fit(task, run, shown or display(quiet))
+        result = fit(task, run, shown or display(quiet or self.group.rank > 0))
         self.model, self.state = task.model, task.state
-        for callback in self.callbacks:
+        for callback in self.told:
             callback.end(result)
         return result
+
+    @property
+    def told(self) -> tuple[Callback, ...]:
+        """The callbacks of this process: all in the first one, none in the others."""
+        return () if self.group.rank else self.callbacks
+
+    def part(self, i: int) -> Batch:
+        """This process's share of batch i."""
+        return share(self.batches[i], self.group.rank, self.group.size)
 
     def task(self, run: Run) -> Task:
         """The run's task, resumed if it resumes."""
         task = _TrainerTask(
-            step=self.step, evaluate=self._unused, batch=self.batches.__getitem__,
-            model=self.model, state=self.state, config=dict(self.config),
+            step=self.step, evaluate=self._unused, batch=self.part,
+            model=self.model, state=self.state, config=dict(self.config), group=self.group,
             items=len(self.batches[0][0]), unit=self.unit, trainer=self, run=run,
         )  # fmt: skip
         task.resume(run)
+        task.model, task.state = self.group.broadcast((task.model, task.state))
         return task
 
     @staticmethod
@@ -105,12 +126,13 @@ class Trainer:
         raise AssertionError("a trainer's task validates by its trainer")
 
 
-def training_step(loss: Callable[..., Any], optimizer: Optimizer, seed: int) -> Any:
-    """(model, state, number, batch) -> (model, state, loss): loss, gradients and update."""
+def loss_and_gradient(loss: Callable[..., Any], seed: int) -> Any:
+    """(model, state, number, batch) -> (loss, model, gradients); the model with states moved."""
     keyed = "key" in inspect.signature(loss).parameters
 
-    def step(model: Any, state: Any, number: Any, batch: Any) -> Any:
-        more = {"key": eg.random.fold_in(eg.random.key(seed), number)} if keyed else {}
+    def gradient(model: Any, state: Any, number: Any, batch: Any) -> Any:
+        key = eg.random.key(seed)
+        more = {"key": eg.random.fold_in(key, number.reshape(()))} if keyed else {}
 
         def scaled(model: Any) -> Any:
             out = loss(model, *batch, **more)
@@ -119,10 +141,34 @@ def training_step(loss: Callable[..., Any], optimizer: Optimizer, seed: int) -> 
             return value if factor is None else value * factor, (value, moved)
 
         (_, (value, moved)), grads = eg.value_and_grad(scaled, has_aux=True)(model)
+        return value, moved, grads
+
+    return gradient
+
+
+def training_step(loss: Callable[..., Any], optimizer: Optimizer, seed: int) -> Any:
+    """(model, state, number, batch) -> (model, state, loss): loss, gradients and update."""
+    gradient = loss_and_gradient(loss, seed)
+
+    def step(model: Any, state: Any, number: Any, batch: Any) -> Any:
+        value, moved, grads = gradient(model, state, number, batch)
         new, state = optimizer.update(moved, state, grads)
         return new, state, value
 
     return step
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """The batches as one process sees them."""
+
+    trainer: Trainer
+
+    def __getitem__(self, i: int) -> Batch:
+        return self.trainer.part(i)
+
+    def __len__(self) -> int:
+        return len(self.trainer.batches)
 
 
 def _evaluation(means: Mapping[str, Callable[..., Any]]) -> Any:
@@ -143,11 +189,11 @@ class _TrainerTask(Task):
     safe: Path | None = None  # the last checkpoint
 
     def __enter__(self) -> Self:
-        self.ahead = Prefetch(self.trainer.batches, self.start, depth=_AHEAD)
+        self.ahead = Prefetch(_Shares(self.trainer), self.start, depth=_AHEAD)
         self.safe = self.run.resume
         if self.safe is None:
             self.save(self.run.checkpoint, 0)
-        for callback in self.trainer.callbacks:
+        for callback in self.trainer.told:
             callback.begin(self._moment(self.start))
         return self
 
@@ -159,28 +205,38 @@ class _TrainerTask(Task):
         """Step i with the next batch."""
         assert self.ahead is not None
         batch = next(self.ahead)
-        self.model, self.state, loss = self.step(self.model, self.state, np.int32(i), batch)
+        self.model, self.state, loss = self.step(self.model, self.state, self.number(i), batch)
         return loss
 
     def arguments(self, i: int, total: float) -> tuple[Any, ...]:
         """The step's number and batch."""
-        return np.int32(i), self.batch(i)
+        return self.number(i), self.batch(i)
+
+    def number(self, i: int) -> Any:
+        """What random numbers of step i come from: another number in each part of the batch."""
+        parts = max(1, len(self.trainer.devices))
+        whole = parts * self.group.size
+        if whole == 1:
+            return np.int32(i)
+        return np.arange(parts, dtype=np.int32) + np.int32(i * whole + self.group.rank * parts)
 
     @property
     def stopping(self) -> bool:
         """Whether a callback wants to stop."""
-        return any(c.stop for c in self.trainer.callbacks)
+        return any(c.stop for c in self.trainer.told)
 
     def note(self, step: int, loss: float) -> None:
         """Tell the callbacks."""
-        for callback in self.trainer.callbacks:
+        for callback in self.trainer.told:
             callback.step(self._moment(step, loss=loss))
 
     def validate(self, step: int) -> float:
-        """Loss and metrics for the callbacks; the loss."""
+        """Loss and metrics for the callbacks; the loss. Only the first process needs them."""
+        if self.group.rank:
+            return float("nan")
         self.trainer.model = self.model
         values = self.trainer.evaluate()
-        for callback in self.trainer.callbacks if values else ():
+        for callback in self.trainer.told if values else ():
             callback.valid(self._moment(step, values=values))
         return values.get("loss", float("nan"))
 
@@ -189,6 +245,8 @@ class _TrainerTask(Task):
         arrays = nn.state_dict(self.model)
         if any(not np.isfinite(v.numpy()).all() for v in arrays.values()):
             raise self.broken(steps, float("nan"), self.safe)
+        if self.group.rank:
+            return
         callbacks = [c.remembered() for c in self.trainer.callbacks]
         tree = {"model": self.model, "state": self.state}
         config = self.config | {"callbacks": callbacks}
@@ -212,6 +270,9 @@ class _TrainerTask(Task):
         what = f"the loss is {loss} at step {step}"
         if self.safe is None:
             return TrainingError(what)
+        if self.group.size > 1:  # a step needs all processes, and this may be the only one here
+            hint = f"--resume {self.safe} in one process to see which op made it"
+            return TrainingError(f"{what}; the last checkpoint is {self.safe}; {hint}")
         tree = {"model": self.model, "state": self.state}
         tree, metadata = load_checkpoint(self.safe, tree)
         found = self._replay(tree["model"], tree["state"], metadata.step, step)
