@@ -1,0 +1,303 @@
+"""Continuous batching: texts come and go at any step of one decode plan.
+
+Each text has a slot, a row of the cache. Prompts go through bucketed plans, a chunk between two
+steps, so that a long prompt never holds up the others for long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import eggpu as eg
+from eggpu.compiler.errors import EggpuError
+from eggpu.compiler.tracing import Array, array
+from eggpu.generate.generator import SIZES, Decoder, GenerationError, last
+from eggpu.generate.sampling import Knobs, Sampling, choose, knobs
+from eggpu.models.cache import Cache, Place, chunk, empty
+from eggpu.session import Compiled
+
+
+class BusyError(EggpuError):
+    """No further text is taken: as many as may wait are waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A chosen token. `top` are the likeliest ones with their log-probabilities, when asked for."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(eq=False)
+class Continuation:
+    """A text that is being continued.
+
+    `take` gets each token and says why the text ends with it, or ""; `end` gets the reason once:
+    what `take` said, "length", "cancel" or "error: ...". Both are called by the thread that steps.
+    """
+
+    ids: tuple[int, ...]
+    sampling: Sampling
+    most: int  # tokens
+    take: Callable[[Token], str]
+    end: Callable[[str], None]
+    top: int = 0  # likeliest tokens to tell
+    taken: int = 0  # of `ids`, in the cache
+    count: int = 0  # tokens chosen
+    canceled: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.sampling.temperature == 0 and self.sampling.repetition_penalty == 1
+
+
+@dataclass(frozen=True)
+class Slots:
+    """All that goes from step to step, on the device."""
+
+    cache: Cache  # a row a slot
+    first: Array  # i32 (slots,): positions in the cache
+    tokens: Array  # i32 (slots, 1): chosen and not yet written
+    logits: Array  # f32 (slots, vocab) that they were chosen by
+
+
+def decode(
+    model: Decoder, slots: Slots, options: Knobs | None, active: Array
+) -> tuple[Array, Array, Slots, Knobs | None]:
+    """Write the token of every slot and choose the next, with its log-probability; slots that are
+    not `active` (1, else 0) stay as they are. Without options all are greedy."""
+    hidden, cache = model.step(slots.tokens, slots.cache, Place(slots.first))
+    first, logits = slots.first + active, model.logits(hidden[:, 0])
+    token, logprob, after = choose(logits, _greedy() if options is None else options, first)
+    assert logprob is not None
+    new = Slots(cache, first, token.reshape((-1, 1)), logits)
+    return token, logprob, new, None if options is None else after
+
+
+def _greedy() -> Knobs:
+    return Knobs(None, None, None, None, None, None, None, mixed=False, logprobs=True)
+
+
+def prefill(
+    model: Decoder, slots: Slots, options: Knobs, row: Knobs, tokens: Array, count: Array,
+    place: Place,
+) -> tuple[Array, Array, Slots, Knobs]:  # fmt: skip
+    """Write the first `count` of tokens (1, t) into a slot and choose the token after them, with
+    its log-probability. The slot then has the options of `row`."""
+    hidden, cache = model.step(tokens, slots.cache, place)
+    first, logits = place.first + count, model.logits(last(hidden, count))
+    token, logprob, row = choose(logits, row, first)
+    assert logprob is not None and place.slot is not None  # noqa: PT018
+    here = eg.arange(slots.first.shape[0]) == place.slot
+
+    def put(held: Array, new: Array) -> Array:
+        return eg.where(here.reshape((-1,) + (1,) * (len(held.shape) - 1)), new, held)
+
+    after = Slots(
+        cache, put(slots.first, first), put(slots.tokens, token.reshape((1, 1))),
+        put(slots.logits, logits),
+    )  # fmt: skip
+    return token, logprob, after, eg.tree_map(put, options, row)
+
+
+class Batcher:
+    """Continues up to `slots` texts of `context` tokens at once; others wait, up to `waiting`.
+
+    `submit` and `cancel` may be called from any thread, `step` from one. All programs are compiled
+    by `warm`: one a size of `sizes`, and two for steps (all greedy, and any options).
+    """
+
+    def __init__(
+        self, model: Decoder, *, slots: int = 4, context: int | None = None, waiting: int = 64,
+        cache_dtype: str = "f32", sizes: Sequence[int] = SIZES, **options: Any,
+    ) -> None:  # fmt: skip
+        s = model.settings
+        if slots < 1:
+            raise GenerationError(f"needs at least 1 slot, got {slots}")
+        self.model, self.waiting_most, self.cache_dtype = model, waiting, cache_dtype
+        self.context = min(context or s.context, s.context)
+        self.sizes = tuple(sorted(n for n in {1, *sizes} if n <= self.context))
+        self._decode: Compiled = eg.compile(
+            decode, donate=("slots", "options"), name="decode", **options
+        )
+        self._prefill: Compiled = eg.compile(
+            prefill, donate=("slots", "options"), name="prefill", **options
+        )
+        self._slots: list[Continuation | None] = [None] * slots
+        self._waiting: deque[Continuation] = deque()
+        self._lock = threading.Lock()
+        self.work = threading.Condition(self._lock)  # told when something was submitted
+        self._active: dict[tuple[bool, ...], Array] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        s, n = self.model.settings, len(self._slots)
+        cache = empty(len(s.layers), n, s.kv_heads, self.context, s.head_size, self.cache_dtype)
+        self._state = Slots(
+            cache, array(np.zeros(n, np.int32)), array(np.zeros((n, 1), np.int32)),
+            array(np.zeros((n, s.vocab), np.float32)),
+        )  # fmt: skip
+        self._options = knobs(Sampling(), [[]] * n, s.vocab, every=True)
+
+    @property
+    def programs(self) -> int:
+        """Compiled programs so far."""
+        return sum(len(c._versions) for c in (self._decode, self._prefill))
+
+    @property
+    def running(self) -> int:
+        """Texts in slots."""
+        return sum(s is not None for s in self._slots)
+
+    def warm(self) -> None:
+        """Compile all programs, by running them on slots that nobody has."""
+        for size in self.sizes:
+            self._run_prefill(0, 0, [0] * size, size, Sampling(), [0])
+        for plain in (True, False):
+            self._run_decode([False] * len(self._slots), plain)
+
+    def submit(
+        self, ids: Sequence[int], take: Callable[[Token], str], end: Callable[[str], None], *,
+        sampling: Sampling | None = None, most: int = 256, top: int = 0,
+    ) -> Continuation:  # fmt: skip
+        """Queue a prompt. Raises GenerationError for what can never be run, BusyError when as many
+        as may wait are waiting."""
+        vocab = self.model.settings.vocab
+        if not ids:
+            raise GenerationError("a prompt needs at least one token")
+        if len(ids) > self.context:
+            raise GenerationError(f"the prompt has {len(ids)} tokens, the context {self.context}")
+        if not all(0 <= t < vocab for t in ids):
+            raise GenerationError(f"a token is a number from 0 to {vocab - 1}")
+        if most < 1:
+            raise GenerationError(f"needs at least 1 token to generate, got {most}")
+        sequence = Continuation(
+            tuple(ids), sampling or Sampling(), most, take, end, min(top, vocab)
+        )
+        with self._lock:
+            if len(self._waiting) >= self.waiting_most:
+                raise BusyError(f"{len(self._waiting)} texts are waiting; try again later")
+            self._waiting.append(sequence)
+            self.work.notify_all()
+        return sequence
+
+    def cancel(self, sequence: Continuation) -> None:
+        """End a text before its next token; one that has ended stays as it is."""
+        with self._lock:
+            sequence.canceled = True
+            self.work.notify_all()
+
+    def step(self) -> bool:
+        """Take in a chunk of a prompt, then choose a token of every text whose prompt is taken in.
+        False when there is nothing to do."""
+        self._admit()
+        prompts = [s for s in self._slots if s is not None and s.taken < len(s.ids)]
+        if prompts:
+            self._chunk(prompts[0])
+        running = [s is not None and s.taken == len(s.ids) for s in self._slots]
+        if any(running):
+            self._token(running)
+        return bool(prompts) or any(running)
+
+    def fail(self, message: str) -> None:
+        """End every text, those that wait too, after an error in a step."""
+        with self._lock:
+            ended = [s for s in self._slots if s is not None] + list(self._waiting)
+            self._waiting.clear()
+            self._slots = [None] * len(self._slots)
+        for sequence in ended:
+            sequence.end(f"error: {message}")
+        self._reset()
+
+    def _admit(self) -> None:
+        """Let go of what was canceled, and give free slots to those that waited longest."""
+        ended: list[Continuation] = []
+        with self._lock:
+            for k, sequence in enumerate(self._slots):
+                if sequence is not None and sequence.canceled:
+                    ended.append(sequence)
+                    self._slots[k] = None
+            ended += [s for s in self._waiting if s.canceled]
+            self._waiting = deque(s for s in self._waiting if not s.canceled)
+            for k, held in enumerate(self._slots):
+                if held is None and self._waiting:
+                    self._slots[k] = self._waiting.popleft()
+        for sequence in ended:
+            sequence.end("cancel")
+
+    def _chunk(self, sequence: Continuation) -> None:
+        slot = self._slots.index(sequence)
+        left = sequence.ids[sequence.taken :]
+        size, count = chunk(len(left), self.context - sequence.taken, self.sizes)
+        token, logprob = self._run_prefill(
+            slot, sequence.taken, left[:count], size, sequence.sampling, sequence.ids
+        )
+        sequence.taken += count
+        if sequence.taken == len(sequence.ids):
+            self._deliver(slot, token, logprob, 0)
+
+    def _token(self, running: Sequence[bool]) -> None:
+        texts = [s for s, runs in zip(self._slots, running, strict=True) if runs and s is not None]
+        token, logprob = self._run_decode(running, all(s.greedy for s in texts))
+        for slot, runs in enumerate(running):
+            if runs:
+                self._deliver(slot, token, logprob, slot)
+
+    def _deliver(self, slot: int, token: Array, logprob: Array, row: int) -> None:
+        """Hand the token of a slot, a row of `token`, to its text."""
+        sequence = self._slots[slot]
+        assert sequence is not None
+        told = sequence.sampling.logprobs
+        value = float(logprob.numpy()[row]) if told else None
+        top = self._top(slot, sequence.top) if told and sequence.top else ()
+        sequence.count += 1
+        reason = sequence.take(Token(int(token.numpy()[row]), value, top))
+        written = len(sequence.ids) + sequence.count - 1
+        if not reason and (sequence.count == sequence.most or written >= self.context):
+            reason = "length"
+        if reason:
+            with self._lock:
+                self._slots[slot] = None
+            sequence.end(reason)
+
+    def _top(self, slot: int, count: int) -> tuple[tuple[int, float], ...]:
+        """The likeliest tokens of a slot; its logits are read back for this."""
+        x = self._state.logits.numpy()[slot].astype(np.float64)
+        x -= x.max()
+        x -= np.log(np.exp(x).sum())
+        likeliest = np.argsort(-x, kind="stable")[:count]
+        return tuple((int(k), float(x[k])) for k in likeliest)
+
+    def _run_prefill(
+        self, slot: int, at: int, ids: Sequence[int], size: int, sampling: Sampling,
+        text: Sequence[int],
+    ) -> tuple[Array, Array]:  # fmt: skip
+        tokens = np.zeros((1, size), np.int32)
+        tokens[0, : len(ids)] = ids
+        vocab = self.model.settings.vocab
+        row = knobs(sampling, [text], vocab, every=True)
+        place = Place(array(np.array([at], np.int32)), array(np.int32(slot)))
+        token, logprob, self._state, self._options = self._prefill(
+            self.model, self._state, self._options, row, array(tokens),
+            array(np.array([len(ids)], np.int32)), place,
+        )  # fmt: skip
+        return token, logprob
+
+    def _run_decode(self, running: Sequence[bool], plain: bool) -> tuple[Array, Array]:
+        key = tuple(running)
+        if key not in self._active:
+            self._active[key] = array(np.array(key, np.int32))
+        options = None if plain else self._options
+        token, logprob, self._state, after = self._decode(
+            self.model, self._state, options, self._active[key]
+        )
+        self._options = self._options if after is None else after
+        return token, logprob
