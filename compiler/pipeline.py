@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .ir import Graph
+from .collector import no_collector
+from .ir import Graph, Kind, Node
+from .ops.loop import Loop
 from .rule import Rule
 from .schedule.plan import Plan
-from .schedule.selection import Selection
+from .schedule.selection import Group, LoopGroup, Selection
 from .schedule.target import Target
 
 if TYPE_CHECKING:
@@ -42,22 +44,53 @@ class Options:
     effort: int = 6
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen for a part of the program without loops, which runs `times` times. Reports are None for an
+    unoptimized program."""
+
+    graph: Graph
+    selection: Selection
+    times: int = 1
+    egraph: EGraphReport | None = None
+    extraction: ExtractionReport | None = None
+    near_misses: tuple[NearMiss, ...] = ()  # attention that was almost found or almost chosen
+
+
 @dataclass
 class Compilation:
-    """What each pass gave. `egraph` and `extraction` are reports, None for an unoptimized program."""
+    """What each pass gave. `parts` are the parts of the program between loops and the bodies of these, in order."""
 
     trace: Graph  # before differentiation
     graph: Graph  # forward, backward and update
     target: Target
     options: Options
-    selection: Selection
+    parts: tuple[Chosen, ...]
     plan: Plan
-    egraph: EGraphReport | None = None
-    extraction: ExtractionReport | None = None
-    near_misses: tuple[NearMiss, ...] = ()  # attention that was almost found or almost chosen
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def selection(self) -> Selection:
+        """What was chosen for a program without loops, else for its first part."""
+        return self.parts[0].selection
 
+    @property
+    def egraph(self) -> EGraphReport | None:
+        """The report of the e-graph of a program without loops, else of its first part."""
+        return self.parts[0].egraph
+
+    @property
+    def extraction(self) -> ExtractionReport | None:
+        """The report of the choice for a program without loops, else for its first part."""
+        return self.parts[0].extraction
+
+    @property
+    def near_misses(self) -> tuple[NearMiss, ...]:
+        """Attention that was almost found or almost chosen, in any part."""
+        return tuple(miss for part in self.parts for miss in part.near_misses)
+
+
+@no_collector()
 def compile_graph(
     graph: Graph, target: Target, options: Options | None = None, *, trace: Graph | None = None
 ) -> Compilation:
@@ -66,48 +99,115 @@ def compile_graph(
     from .codegen.repeated import Repeated
     from .expand import expand
     from .schedule.assemble import assemble
-    from .schedule.selection import separate
     from .schedule.verify import verify_plan
     from .verify import verify_graph
 
     options = options or Options()
-    seconds: dict[str, float] = {}
-    egraph = extraction = None
-    near_misses: tuple[NearMiss, ...] = ()
+    passes = _Passes(target, options)
+    seconds = passes.seconds
     with timed(seconds, "verify"):
         verify_graph(graph)
-    program = expand(graph)
-    if options.optimize:
-        # equal programs, as many as the rules find
-        from .egraph import saturate_graph
-        from .egraph.extract import extract
-        from .egraph.near import near
-
-        with timed(seconds, "saturate"):
-            snapshot, egraph = saturate_graph(program, saturation(options))
-        # the cheapest of them: e-nodes, stored values and kernels chosen together
-        with timed(seconds, "extract"):
-            selection, extraction = extract(snapshot, target, program, effort=options.effort)
-            near_misses = near(egraph, extraction, snapshot, selection)
-    else:
-        selection = separate(program)
+    # equal programs, as many as the rules find, and the cheapest of them
+    selection = passes.select(expand(graph))
     # kernels in WGSL, memory, and a last check of every hazard and limit
     with timed(seconds, "lower"):
         plan = assemble(selection, target, Repeated(lower))
     with timed(seconds, "check"):
         verify_plan(plan, target)
-    return Compilation(
-        trace or graph,
-        graph,
-        target,
-        options,
-        selection,
-        plan,
-        egraph,
-        extraction,
-        near_misses,
-        seconds,
-    )
+    parts = tuple(passes.parts)
+    return Compilation(trace or graph, graph, target, options, parts, plan, seconds)
+
+
+class _Passes:
+    """Chooses programs for one target, and notes what was chosen and how long it took."""
+
+    def __init__(self, target: Target, options: Options) -> None:
+        self.target, self.options = target, options
+        self.seconds: dict[str, float] = {}
+        self.parts: list[Chosen] = []
+        self._bodies: dict[Loop, Compilation] = {}
+
+    def select(self, program: Graph) -> Selection:
+        """The kernels of a program; one with loops is cut at them."""
+        if not any(n.kind is Kind.LOOP for n in program.nodes()):
+            return self._choose(program)
+        from .parts import Segment, cut
+
+        groups: list[Group | LoopGroup] = []
+        aliases: dict[Node, Node] = {}
+        made_by: dict[Node, str] = {}
+        found = cut(program, self.target.offset_alignment)
+        for part in found.parts:
+            if isinstance(part, Segment):
+                chosen = self._choose(part.graph)
+                groups += chosen.groups
+                aliases |= dict(zip(part.names, chosen.graph.outputs, strict=True))
+                made_by |= chosen.made_by
+            else:
+                plan = self._body(part.op, program)
+                groups.append(LoopGroup(part.op, part.operands, part.results, plan))
+        sources = {n: line for c in self.parts for n, line in c.selection.graph.sources.items()}
+        graph = program.replace(outputs=found.outputs, sources={**program.sources, **sources})
+        return Selection(graph, tuple(groups), made_by=made_by, aliases=aliases)
+
+    def _choose(self, program: Graph) -> Selection:
+        """The kernels of a program without loops."""
+        from .schedule.selection import separate
+
+        if not self.options.optimize:
+            chosen = Chosen(program, separate(program))
+        else:
+            chosen = self._optimize(program)
+        self.parts.append(chosen)
+        return chosen.selection
+
+    def _optimize(self, program: Graph) -> Chosen:
+        from .egraph import saturate_graph
+        from .egraph.extract import extract
+        from .egraph.near import near
+
+        with timed(self.seconds, "saturate"):
+            snapshot, egraph = saturate_graph(program, saturation(self.options))
+        # e-nodes, stored values and kernels are chosen together
+        with timed(self.seconds, "extract"):
+            selection, extraction = extract(
+                snapshot, self.target, program, effort=self.options.effort
+            )
+            near_misses = near(egraph, extraction, snapshot, selection)
+        return Chosen(program, selection, 1, egraph, extraction, near_misses)
+
+    def _body(self, op: Loop, program: Graph) -> Plan:
+        """The plan of a loop's body."""
+        found = self._bodies.get(op)
+        if found is None:
+            found = self._bodies[op] = compile_body(op, program, self.target, self.options)
+            for stage, seconds in found.seconds.items():
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self.parts += [replace(part, times=part.times * op.count) for part in found.parts]
+        return found.plan
+
+
+def compile_body(op: Loop, program: Graph, target: Target, options: Options) -> Compilation:
+    """Compile a loop's body: carries may be written over, and each result has a buffer of its own."""
+    from .ops.elementwise import barrier
+    from .schedule.repeat import unfit
+
+    first = len(op.body.inputs) - op.stacked - op.carries
+    outputs, donated = op.body.outputs, set(range(op.carries))
+    names = [f"h{k}" for k in range(op.carries)]
+    rows = [f"y{k}" for k in range(len(outputs) - op.carries)]
+    inputs = [f"c{k}" for k in range(first)] + names + [f"x{k}" for k in range(op.stacked)]
+    while True:
+        body = op.body.replace(
+            outputs=outputs, input_names=tuple(inputs), output_names=(*names, *rows),
+            donated=tuple(sorted(first + k for k in donated)), sources=program.sources,
+        )  # fmt: skip
+        found = compile_graph(body, target, options)
+        shared, kept = unfit(found.plan, first, op.carries)
+        if not shared and not kept:
+            return found
+        donated -= kept
+        outputs = tuple(barrier(o) if j in shared else o for j, o in enumerate(outputs))
 
 
 def saturation(options: Options) -> Saturation:

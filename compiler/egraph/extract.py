@@ -3,10 +3,7 @@ total cost."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
+from ..collector import no_collector
 from ..ir import Graph, Node, make
 from ..ops.move import reshape
 from ..schedule.selection import Group, Selection, stored_base
@@ -35,7 +32,7 @@ def extract(
     nothing is gained. `explain` is how many alternatives the report prices. Equal arguments give
     equal results.
     """
-    with _no_collector():
+    with no_collector():
         p = problem(snapshot, target.max_bindings, donated=donated_classes(snapshot, graph))
         search, two_steps = improve(p, Pricer(p, target), effort)
         selection = decode(search.draft, graph)
@@ -93,19 +90,6 @@ def _effort(rounds: int, classes: int) -> Effort:
     if classes < SMALL:
         return Effort(rounds, kicks, steepest=classes < TINY)
     return Effort(rounds, kicks[:3], hope=0.5)
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """The search makes millions of short-lived tuples, which the collector would scan again and
-    again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def as_traced(graph: Graph, target: Target) -> Totals:

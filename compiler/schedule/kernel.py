@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..ir import Node
 from .images import TEXELS
@@ -70,7 +71,7 @@ class KernelSource:
 
         (Of one buffer in a dispatch, either all bindings are `read` or all `read_write`.)
         """
-        names = identifiers(names, self.text)
+        names = tuple(identifiers(names, self.text))
         lines = [
             f"// {self.name}: {_named(self.computes, names)}",
             f"// grid {_by(self.grid)} of {_by(self.workgroup)}, {self.flops} flop, "
@@ -88,13 +89,19 @@ class KernelSource:
 
     def describe(self, names: Sequence[str]) -> str:
         """`computes` with the names of the bindings."""
-        return _named(self.computes, names)
+        return _named(self.computes, tuple(names))
+
+
+@lru_cache(maxsize=256)
+def _words(text: str) -> frozenset[str]:
+    """The words of a text and those of WGSL; kernels of a model's layers share their texts."""
+    return frozenset(re.findall(r"[A-Za-z_]\w*", text)) | _WORDS
 
 
 def identifiers(names: Sequence[str], text: str) -> list[str]:
     """WGSL identifiers for buffers called `names` that clash neither with one another nor with
     words of `text`."""
-    taken = set(re.findall(r"[A-Za-z_]\w*", text)) | _WORDS
+    taken = set(_words(text))
     out: list[str] = []
     for name in names:
         word = re.sub(r"\W", "_", name).strip("_") or "buffer"
@@ -107,7 +114,8 @@ def identifiers(names: Sequence[str], text: str) -> list[str]:
     return out
 
 
-def _named(text: str, names: Sequence[str]) -> str:
+@lru_cache(maxsize=256)
+def _named(text: str, names: tuple[str, ...]) -> str:
     return re.sub(r"\$(\d+)", lambda m: names[int(m[1])], text)
 
 

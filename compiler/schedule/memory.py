@@ -7,6 +7,7 @@ import re
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,12 @@ class Named:
 
     @property
     def path(self) -> tuple[str, ...]:
-        return tuple(re.findall(r"\w+", self.name))
+        return _path(self.name)
+
+
+@lru_cache(maxsize=1 << 14)
+def _path(name: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\w+", name))
 
 
 Key = tuple[str, int, tuple[str, ...], tuple[int, ...] | None]
