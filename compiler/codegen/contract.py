@@ -11,10 +11,13 @@ from ...templates import swapped
 from ..index import Index, flatten, unflatten
 from ..ir import Node
 from ..schedule.kernel import KernelSource, Scratch
+from ..schedule.selection import Group, body
 from ..schedule.space import Analysis, Space
 from ..schedule.tile import Tile, candidates
+from ..schedule.tile_rows import ROWS_CPU
 from .emitter import LANE, Emitter, V, Value, aligned
 from .rewrite import partial_input, product_as_rows, replaced, summed
+from .rowproduct import RowProduct, Shape, Side
 from .rowwise import lower_job
 from .source import Job, finish
 from .wgsl import wgsl_type
@@ -85,12 +88,16 @@ class _Product:
         hint = self.job.hints.get("tile")
         if isinstance(hint, Tile):
             return hint
-        return candidates(self.job.target, self.batch, self.m, self.n, self.k, *axes)[0]
+        words = tuple(words_each(self.job, self.operands[name].node) for name in "ab")
+        shape = (self.batch, self.m, self.n, self.k)
+        return candidates(self.job.target, *shape, *axes, count=1, words=words)[0]
 
     def _kernel(
         self, job: Job, tile: Tile, axes: tuple[str, str], partial: Scratch | None
     ) -> KernelSource:
         outputs = job.group.outputs
+        if tile.template == ROWS_CPU:
+            return self._row_product(job, tile, partial)
         emitter = Emitter(
             [partial] if partial else [job.held_by(o) for o in outputs], dict(job.memory)
         )
@@ -137,6 +144,34 @@ class _Product:
             tile.workgroup,
             features=features,
         )
+
+    def _row_product(self, job: Job, tile: Tile, partial: Scratch | None) -> KernelSource:
+        """The kernel of a product with few rows or, with `swap`, few columns."""
+        outputs = job.group.outputs
+        em = Emitter([partial] if partial else [job.held_by(o) for o in outputs], dict(job.memory))
+        a, b = (self.operands[name].node for name in "ab")
+        narrow, wide = Side(a, turned=False), Side(b, turned=True)
+        shape = Shape(self.batch, self.m, self.n, self.k)
+        if tile.swap:
+            narrow, wide = Side(b, turned=True), Side(a, turned=False)
+            shape = Shape(self.batch, self.n, self.m, self.k)
+        numbered = [] if partial else list(enumerate(outputs))
+        for k, access in enumerate(em.accesses):
+            straight = partial is not None or stores_fours(
+                self.a.space[outputs[k]], outputs[k], ("b", "m", "n"), (self.batch, self.m, self.n)
+            )
+            access.vector = bool(tile.values["fours"]) and not tile.swap and straight
+
+        def write(em: Emitter, at: Sequence[Index], value: Value) -> None:
+            batch, split, row, column = at
+            m, n = (column, row) if tile.swap else (row, column)
+            flat = flatten((split, batch, m, n), (tile.splits, self.batch, self.m, self.n))
+            em.bound[self.dot] = value
+            if partial is not None:
+                em.store(0, flat, value, self.dot.dtype)
+            write_tile(em, self.a, numbered, flat)
+
+        return RowProduct(job, tile, shape, narrow, wide).build(em, write)
 
     def _is_long(self, emitter: Emitter, store: Callable[..., str], vec: int) -> bool:
         """Whether what follows a result is so long that it should be in the text once."""
@@ -283,6 +318,13 @@ def vector_axis(job: Job, operand: Operand, names: str) -> str:
         if cost < best:
             best, found = cost, names[axis - 1]
     return found
+
+
+def words_each(job: Job, node: Node) -> float:
+    """Words of memory that an element of an operand takes, all that it is computed from."""
+    below = set(body(Group((node,), tuple(job.memory)))) if node not in job.memory else {node}
+    read = [n for n in job.memory if any(n in x.operands for x in below) or n is node]
+    return sum(n.type.nbytes for n in read if n.type.size > 1) / 4 / max(1, node.type.size)
 
 
 def load_cost(job: Job, operand: Operand, lanes: int) -> float:

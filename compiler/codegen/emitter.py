@@ -75,6 +75,8 @@ class Emitter:
         self.variables: dict[str, Value] = {LANE: Value(_LANES, vector=True)}
         self.phase = 0
         self.reusing = False
+        self.sharing = False  # equal texts are one value
+        self.fours = False  # neighbours that are loaded one by one are parts of a vec4
         self.functions: dict[str, str] = {}
         self._names = 0
         self._reads: dict[Node, int] = {}
@@ -118,9 +120,16 @@ class Emitter:
 
     def let(self, key: object, prefix: str, text: str, depth: int, vector: bool) -> Value:
         """`text` under a new name, remembered under `key` while its block lasts."""
+        if self.sharing:
+            same = self.known(("text", text))
+            if same is not None:
+                self.blocks[same.depth].values[key] = same
+                return same
         value = Value(self.fresh(prefix), vector, depth)
         self.blocks[depth].lines.append(f"let {value.text} = {text};")
         self.blocks[depth].values[key] = value
+        if self.sharing:
+            self.blocks[depth].values["text", text] = value
         return value
 
     def known(self, key: object) -> Value | None:
@@ -161,7 +170,7 @@ class Emitter:
                 raise IRError(f"illegal kernel: {node!r} has no value inside it")
 
     def _elementwise(self, node: Node, at: tuple[Index, ...]) -> Value:
-        operands = [self.value(o, at) for o in node.operands]
+        operands = [self._operand(node, k, at) for k in range(len(node.operands))]
         if all(o.constant for o in operands):
             operands = [
                 self._variable(o) for o in operands
@@ -175,6 +184,30 @@ class Emitter:
         if re.fullmatch(r"\w+", text):
             return Value(text, vector, depth)  # an op that is the identity
         return self.let((node, at), node.op.name, text, depth, vector)
+
+    def _operand(self, node: Node, k: int, at: tuple[Index, ...]) -> Value:
+        """The k-th operand of an elementwise op; a number where it counts modulo a period and that
+        is known."""
+        periods = getattr(node.op, "periods", ())
+        period = periods[k] if k < len(periods) else 0
+        place = self._counted(node.operands[k], at) if period else None
+        if place is not None and not (place % period).terms:
+            return Value(f"{(place % period).constant}u", depth=0)
+        return self.value(node.operands[k], at)
+
+    def _counted(self, node: Node, at: tuple[Index, ...]) -> Index | None:
+        """The position that an iota of u32, perhaps moved, has at a place."""
+        if isinstance(node.op, Iota) and node.dtype is u32:
+            return at[node.op.axis]
+        if isinstance(node.op, Move) and len(node.operands) == 1 and node not in self.memory:
+            source, *others = node.op.sources(at, [node.operands[0].type], self._no_load)
+            if not others and not source.condition:
+                return self._counted(node.operands[0], source.index)
+        return None
+
+    @staticmethod
+    def _no_load(operand: int, where: tuple[Index, ...], bound: int) -> Index:
+        raise AssertionError("a movement of one operand reads no positions")
 
     def _variable(self, constant: Value) -> Value:
         key = ("variable", constant.text)
@@ -292,6 +325,9 @@ class Emitter:
         access.reused |= self.reusing
         k = self._reads[node]
         if not self._is_vector(flat):
+            part = self._part(flat, k, access) if self.fours else None
+            if part is not None:
+                return part
             access.single = True
             at = self.index(flat)
             return self.let(
@@ -314,6 +350,21 @@ class Emitter:
             )
         access.single = True
         return self._gathered(node, flat, k, access)
+
+    def _part(self, flat: Index, k: int, access: Access) -> Value | None:
+        """An element as a part of the aligned vec4 that holds it."""
+        c = flat.constant % 4
+        whole = flat - c
+        if access.size % 4 or not whole.divisible(4):
+            return None
+        access.vector = True
+        quad = Index(tuple((a, n // 4) for a, n in whole.terms), whole.constant // 4)
+        known = self.known(("four", k, quad))
+        if known is None:
+            text, depth = self._quad(k, access, quad)
+            text = loaded(text, access.dtype, True)
+            known = self.let(("four", k, quad), "load", text, depth, True)
+        return Value(f"{known.text}.{'xyzw'[c]}", depth=known.depth)
 
     def _quad(self, k: int, access: Access, quad: Index) -> tuple[str, int]:
         """Four elements of binding k from vec4 number `quad` on, and the depth of the block."""

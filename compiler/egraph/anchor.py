@@ -24,12 +24,14 @@ CAUSAL = 0.57  # time of causal attention over that of all scores: hidden tiles 
 
 
 class Anchor(NamedTuple):
-    """An e-node as a kernel uses it: which operands are read transposed, which results it gives."""
+    """An e-node as a kernel uses it: which operands are read transposed, which results it gives,
+    and of a product the words in memory that an element of each operand takes."""
 
     node: int
     a_moved: bool = False
     b_moved: bool = False
     results: tuple[int, ...] = ()
+    words: tuple[float, float] = (1.0, 1.0)
 
 
 class AnchorCost(NamedTuple):
@@ -72,7 +74,7 @@ def anchor_cost(p: Problem, target: Target, a: Anchor) -> AnchorCost | None:
 
 def _contraction(target: Target, out: Type, k: int, flops: float, a: Anchor) -> AnchorCost:
     shape = (math.prod(out.shape[:-2]), out.shape[-2], out.shape[-1], k)
-    efficiency, splits = _tiling(target, *shape, a.a_moved, a.b_moved)
+    efficiency, splits = _tiling(target, *shape, a.a_moved, a.b_moved, a.words)
     busy = flops / target.profile.contract / efficiency
     if splits == 1 or target.kind == "cpu":  # whose efficiencies count the kernel that adds up
         return AnchorCost(busy, splits > 1, 0.0, flops)
@@ -81,10 +83,11 @@ def _contraction(target: Target, out: Type, k: int, flops: float, a: Anchor) -> 
 
 @lru_cache(maxsize=4096)
 def _tiling(
-    target: Target, batch: int, m: int, n: int, k: int, a_moved: bool, b_moved: bool
+    target: Target, batch: int, m: int, n: int, k: int, a_moved: bool, b_moved: bool,
+    words: tuple[float, float],
 ) -> tuple[float, int]:
     axes = "m" if a_moved else "k", "k" if b_moved else "n"
-    tile = candidates(target, batch, m, n, k, *axes, 1)[0]
+    tile = candidates(target, batch, m, n, k, *axes, 1, words)[0]
     return max(1e-3, tile.efficiency / _best_product(target)), tile.splits
 
 

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 
 from ..ir import Kind
 from ..schedule.target import Target
+from ..schedule.tile_rows import MOST_ROWS
+from ..types import Type
 from .graph import BCAST, CONST, CONTRACT, EW, GET, LEAF, MOVE, OPAQUE, RED, TRANS, TUP, Problem
 
 PURE, FULL, TILE, SEALED = 0, 1, 2, 3
@@ -127,9 +129,15 @@ class Legality:
             b.space[c] = space
         self._iterate(b)
         contraction = b.anchor >= 0 and self.p.role[b.choice[b.anchor]] == CONTRACT
-        if contraction and len(b.outs) + len(b.operands) > self.most_anchored:
-            return False
+        if contraction and not self._has_few_rows(b.choice[b.anchor]):
+            if len(b.outs) + len(b.operands) > self.most_anchored:
+                return False
         return self._storable(b)
+
+    def _has_few_rows(self, n: int) -> bool:
+        """True for a product with few rows or columns, whose epilogue is written out few times."""
+        result = self.p.snapshot.types[self.p.snapshot.cls[n]]
+        return isinstance(result, Type) and min(result.shape[-2:]) <= MOST_ROWS
 
     def _common(self, b: Body, c: int) -> int | None:
         """The space that the operands of a class share, PURE aside; None when they share none."""

@@ -124,11 +124,31 @@ def _descend_anchor(p: Problem, b: Body, w: Work, c: int) -> None:
     kids = p.kids[n]
     a, z = (k in b.space and p.role[b.choice[k]] == TRANS for k in (kids[0], kids[-1]))
     results = {p.mark[b.choice[x]] for x in b.classes if p.role[b.choice[x]] == GET}
-    w.anchors.append(Anchor(n, a, z, tuple(sorted(results))))
+    words = (1.0, 1.0)
+    if p.role[n] == CONTRACT:
+        words = _words(p, b, kids[0]), _words(p, b, kids[-1])
+    w.anchors.append(Anchor(n, a, z, tuple(sorted(results)), words))
     for k, again in zip(kids, _rereads(p, n), strict=True):
         w.passes[k] = 1
         w.need[k] = max(w.need.get(k, 0), p.numel[k] * again)
         w.touched[k] = p.numel[k]
+
+
+def _words(p: Problem, b: Body, c: int) -> float:
+    """Words of memory that an element of c takes, all that it is computed from."""
+    if c not in b.space:
+        return 1.0
+    stack, seen, words = [c], {c}, 0.0
+    while stack:
+        for k in p.kids[b.choice[stack.pop()]]:
+            if k in seen:
+                continue
+            seen.add(k)
+            if k in b.space:
+                stack.append(k)
+            elif k in b.operands and p.numel[k] > 1:
+                words += p.numel[k] * p.itemsize[k] / 4
+    return round(words / max(1, p.numel[c]), 3)
 
 
 def _rereads(p: Problem, n: int) -> list[int]:

@@ -43,6 +43,7 @@ class Elementwise(Op):
     mark: bool = False  # the operand itself, marked for autodiff; traced programs do not have it
     masking: bool | None = None  # see Op
     domain: tuple[float, float] = (-2.0, 2.0)  # where its float samples lie
+    periods: tuple[int, ...] = ()  # by operand: what it counts modulo of, 0 where it counts itself
     kind = Kind.ELEMENTWISE
 
     @property
@@ -131,9 +132,10 @@ ELEMENTWISE: dict[str, Elementwise] = {}
 
 def _op(label: str, wgsl: str | dict[str, str], numpy: Callable[..., np.ndarray], gradient: Vjp | None = None, *,
         arity: int = 1, takes: str = "f", result: str = "same", cost: int = 1, linear: bool = False, mark: bool = False,
-        masking: bool | None = None, domain: tuple[float, float] = (-2.0, 2.0)) -> Callable[..., Node]:  # fmt: skip
+        masking: bool | None = None, domain: tuple[float, float] = (-2.0, 2.0),
+        periods: tuple[int, ...] = ()) -> Callable[..., Node]:  # fmt: skip
     op = Elementwise(
-        label, arity, wgsl, numpy, gradient, takes, result, cost, linear, mark, masking, domain
+        label, arity, wgsl, numpy, gradient, takes, result, cost, linear, mark, masking, domain, periods,
     )
     ELEMENTWISE[label] = op
 

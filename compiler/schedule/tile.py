@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from .target import Target
+from .tile_rows import PACKED, UNPACK, row_tiles
 
 NVIDIA_WORKGROUP_BYTES = 48 << 10  # more hangs in the NVIDIA driver, without an error
 
@@ -56,7 +57,7 @@ def workgroup_budget(target: Target) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class Product:
     """A contraction as a template sees it: operands exchanged already when `swap`."""
 
     batch: int
@@ -66,15 +67,17 @@ class _Product:
     a_axis: str
     b_axis: str
     swap: bool
+    words: tuple[float, float] = (1.0, 1.0)  # in memory, an element of a and of b
 
     @property
     def flops(self) -> int:
         return 2 * self.batch * self.m * self.n * self.k
 
-    def swapped(self) -> _Product:
+    def swapped(self) -> Product:
         other = {"m": "n", "n": "m", "k": "k", "none": "none"}
         a_axis, b_axis = other[self.b_axis], other[self.a_axis]
-        return _Product(self.batch, self.n, self.m, self.k, a_axis, b_axis, not self.swap)
+        words = self.words[::-1]
+        return Product(self.batch, self.n, self.m, self.k, a_axis, b_axis, not self.swap, words)
 
 
 def candidates(
@@ -86,20 +89,24 @@ def candidates(
     a_vec_axis: str = "k",
     b_vec_axis: str = "n",
     count: int = 4,
+    words: tuple[float, float] = (1.0, 1.0),
 ) -> list[Tile]:
     """The `count` best tilings of c[batch, m, n] = a[batch, m, k] b[batch, k, n]; never empty.
 
-    The vector axes are those of `templates.Axis`.
+    The vector axes are those of `templates.Axis`; `words` are the words in memory an element of a
+    and of b.
     """
     if min(batch, m, n, k) < 1:
         raise ValueError(
             f"a contraction needs positive extents, got batch {batch}, {m} x {n} x {k}"
         )
-    product = _Product(batch, m, n, k, a_vec_axis, b_vec_axis, swap=False)
+    product = Product(batch, m, n, k, a_vec_axis, b_vec_axis, False, words)
     tiles: list[Tile] = []
     if target.kind == "cpu" and target.subgroup:
         tiles.extend(_shuffle_tiles(target, product))
         tiles.extend(_shuffle_tiles(target, product.swapped()))
+        tiles.extend(row_tiles(target, product))
+        tiles.extend(row_tiles(target, product.swapped()))
     else:
         tiles.extend(_shared_tiles(target, product))
         tiles.extend(_row_tiles(target, product))
@@ -108,7 +115,7 @@ def candidates(
     return tiles[:count]
 
 
-def _splits(busy: int, wanted: int, k: int, least: int) -> list[int]:
+def split_counts(busy: int, wanted: int, k: int, least: int) -> list[int]:
     """1, and the powers of 2 that bring `busy` up to `wanted` with `least` steps of k in each."""
     splits = [1]
     while busy * splits[-1] < wanted and k // (2 * splits[-1]) >= least:
@@ -122,14 +129,14 @@ def _splits(busy: int, wanted: int, k: int, least: int) -> list[int]:
 _LOAD4, _LOAD1, _STORE4, _STORE1 = 26.0, 12.0, 21.0, 9.3
 _IMAGE4, _IMAGE1 = 6.5, 5.0  # loads from images
 _MULTIPLY_ADD, _SHUFFLE, _GROUP = 0.24, 0.3, 100.0
-_BEST_FLOP_PER_NS = 44.0  # of one core
+BEST_FLOP_PER_NS = 44.0  # of one core
 _WORKERS = 4  # groups that should be there for an even share of the threads
 _ADD_PARTS = 40_000.0  # nanoseconds of the kernel that adds up the partial sums
 _COPY, _COPIED = 20_000.0, 20.0  # nanoseconds of a copy to an image, and bytes a nanosecond
 _MOST_ROWS = 64  # of a tile; 32 where loads are fast, for long kernels take long to compile
 
 
-def _shuffle_tiles(target: Target, product: _Product) -> Iterator[Tile]:
+def _shuffle_tiles(target: Target, product: Product) -> Iterator[Tile]:
     p, lanes = product, target.subgroup
     for rows in (1, 2, 4, 8, 16, 32, 64):
         if (rows > 8 and rows >= 2 * p.m) or rows > _MOST_ROWS // (2 if target.images else 1):
@@ -137,7 +144,7 @@ def _shuffle_tiles(target: Target, product: _Product) -> Iterator[Tile]:
         for width in (1, 4):
             tiles = p.batch * ceil(p.m / rows) * ceil(p.n / (lanes * width))
             block = _block_of_k(target, rows, p.k)
-            for splits in _splits(tiles, 2 * _WORKERS, p.k, 256):
+            for splits in split_counts(tiles, 2 * _WORKERS, p.k, 256):
                 loops = ceil(p.k // block / splits)
                 if target.loop_limit and loops >= target.loop_limit:
                     continue
@@ -155,7 +162,7 @@ def _shuffle_tiles(target: Target, product: _Product) -> Iterator[Tile]:
                     grid=grid,
                     workgroup=(lanes, 1, 1),
                     workgroup_bytes=0,
-                    efficiency=min(1.0, p.flops / _BEST_FLOP_PER_NS / spent),
+                    efficiency=min(1.0, p.flops / BEST_FLOP_PER_NS / spent),
                     splits=splits,
                     swap=p.swap,
                     images=images,
@@ -171,7 +178,7 @@ def _block_of_k(target: Target, rows: int, k: int) -> int:
 
 
 def _shuffle_ns(
-    target: Target, product: _Product, rows: int, width: int, tiles: int, splits: int
+    target: Target, product: Product, rows: int, width: int, tiles: int, splits: int
 ) -> tuple[float, str]:
     """(nanoseconds of one core for the whole product, idle threads counted; operands that are
     better read from images)."""
@@ -188,6 +195,9 @@ def _shuffle_ns(
     }
     step = 0.0
     for name, (fours, ones, vector, nbytes) in loads.items():
+        if p.words[name == "b"] < PACKED:  # words and scales, one by one, and never from images
+            step += ones * (2 * _LOAD1 + UNPACK)
+            continue
         each = fours * _LOAD4 if vector else ones * _LOAD1
         less = fours * _IMAGE4 if vector else ones * _IMAGE1
         copy = 2 * (_COPY + nbytes / _COPIED)  # by one thread
@@ -228,7 +238,7 @@ _PROCESSOR_RATE = 318.0  # flop per ns of one processor of a GPU at a profile's 
 _SPLIT_COST = 0.8  # share of the rate left once partial sums are written and added
 
 
-def _shared_tiles(target: Target, product: _Product) -> Iterator[Tile]:
+def _shared_tiles(target: Target, product: Product) -> Iterator[Tile]:
     p = product
     for bm, bn, bk, tm, tn, stages, unroll, rate, turned in _SHARED:
         threads = bm // tm * (bn // tn)
@@ -237,7 +247,7 @@ def _shared_tiles(target: Target, product: _Product) -> Iterator[Tile]:
             continue
         tiles = p.batch * ceil(p.m / bm) * ceil(p.n / bn)
         rate *= turned if p.b_axis == "k" else 1.0
-        for splits in _splits(tiles * threads, 4 * _BUSY_THREADS, p.k, 128):
+        for splits in split_counts(tiles * threads, 4 * _BUSY_THREADS, p.k, 128):
             if tiles * splits > target.max_groups**2:
                 continue
             busy = _busy(target, tiles * splits, threads)
@@ -271,7 +281,7 @@ def _busy(target: Target, groups: int, threads: int) -> float:
     return each / ceil(each) * each / (each + alone)
 
 
-def _with_parts(target: Target, product: _Product, splits: int, efficiency: float) -> float:
+def _with_parts(target: Target, product: Product, splits: int, efficiency: float) -> float:
     """The efficiency once partial sums, where there are some, are written, read and added up."""
     if splits == 1:
         return efficiency
@@ -281,7 +291,7 @@ def _with_parts(target: Target, product: _Product, splits: int, efficiency: floa
     return best / (best / efficiency + profile.launch + moved / profile.bandwidth)
 
 
-def _row_tiles(target: Target, product: _Product) -> Iterator[Tile]:
+def _row_tiles(target: Target, product: Product) -> Iterator[Tile]:
     """For at most 4 rows: bound by reading b once, so what counts is how many threads read."""
     p = product
     if p.m > 4:
@@ -293,7 +303,7 @@ def _row_tiles(target: Target, product: _Product) -> Iterator[Tile]:
         if threads > target.max_invocations or nbytes > workgroup_budget(target):
             continue
         tiles = p.batch * ceil(p.n / (4 * across))
-        for splits in _splits(tiles * threads, _BUSY_THREADS, p.k, 16 * along):
+        for splits in split_counts(tiles * threads, _BUSY_THREADS, p.k, 16 * along):
             if tiles * splits > target.max_groups**2:
                 continue
             busy = min(1.0, tiles * splits * threads / _BUSY_THREADS)

@@ -6,6 +6,7 @@ sums of products (the gradient of what such products share) are found there as t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ from ...types import i32
 from ..patterns import ProgramRule
 
 MOST_OPERANDS = 8  # more would not fit the bindings of a kernel
+FEW_ROWS = 4  # that products share too little to be one
 
 
 def _independent(members: list[Node], place: dict[Node, int]) -> bool:
@@ -74,6 +76,8 @@ def wide_products(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
     for x, members in groups.items():
         if not 2 <= len(members) <= MOST_OPERANDS or not _independent(members, place):
             continue
+        if math.prod(x.shape[:-1]) <= FEW_ROWS:
+            continue  # to read x again costs nothing beside the matrices
         last = len(x.shape) - 1
         wide = dot(x, concat([m.operands[1] for m in members], last))
         yield from _parts(members, wide)

@@ -1,0 +1,75 @@
+"""Tilings of products with few rows on llvmpipe: what counts is reading the wide operand once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from typing import TYPE_CHECKING
+
+from .target import Target
+
+if TYPE_CHECKING:
+    from .tile import Product, Tile
+
+ROWS_CPU = "contract_row_cpu.wgsl.j2"
+MOST_ROWS = 4
+PACKED = 0.75  # words an element, below which several are in a word
+
+# measured nanoseconds of one core for 8 lanes
+_LOAD4, _LOAD1, _STORE = 26.0, 13.0, 10.0
+_MULTIPLY_ADD, _SHUFFLE, UNPACK, _GROUP = 0.3, 1.0, 0.6, 150.0
+
+
+def row_tiles(target: Target, product: Product) -> Iterator[Tile]:
+    """Tilings for at most MOST_ROWS rows, where four elements of k lie together."""
+    from .tile import BEST_FLOP_PER_NS, Tile, fold, split_counts
+
+    p, lanes = product, target.subgroup
+    if p.m > MOST_ROWS or p.k % 4:
+        return
+    fours = p.b_axis == "n"
+    for each in (4, 8) if fours else (1, 2, 4, 8):
+        if each > 4 and each * p.m > 16:
+            break
+        tiles = p.batch * ceil(p.n / (lanes * each))
+        for splits in split_counts(tiles, 8, p.k, 256):
+            loops = ceil(p.k / (4 * lanes) / splits)
+            if (target.loop_limit and loops >= target.loop_limit) or (
+                tiles * splits > target.max_groups**2
+            ):
+                continue
+            grid = fold(tiles * splits, target.max_groups)
+            spent = _spent(p, each, fours, tiles, splits, lanes)
+            yield Tile(
+                template=ROWS_CPU,
+                params=(
+                    ("L", lanes),
+                    ("R", each),
+                    ("fours", fours),
+                    ("splits", splits),
+                    ("grid", grid),
+                ),
+                grid=grid,
+                workgroup=(lanes, 1, 1),
+                workgroup_bytes=0,
+                efficiency=min(1.0, p.flops / BEST_FLOP_PER_NS / spent),
+                splits=splits,
+                swap=p.swap,
+            )
+
+
+def _spent(p: Product, each: int, fours: bool, tiles: int, splits: int, lanes: int) -> float:
+    """Nanoseconds of one core, idle threads counted."""
+    steps, words = 4 * lanes, p.words[1]
+    if fours:
+        load = steps * each / 4 * _LOAD4
+    elif words < PACKED:
+        load = each * (steps * words / 4 * _LOAD4 + _LOAD1 + steps * UNPACK)
+    elif p.b_axis == "k":
+        load = each * steps / 4 * _LOAD4
+    else:
+        load = each * steps * _LOAD1
+    block = load + p.m * (_LOAD4 + steps * (_SHUFFLE + each * _MULTIPLY_ADD))
+    groups = ceil(tiles * splits / 4) * 4
+    group = ceil(p.k / steps / splits) * block + p.m * each * _STORE + _GROUP
+    return groups * group * lanes / 8 + (40_000.0 if splits > 1 else 0.0)

@@ -1,0 +1,103 @@
+"""Products with few rows: quantized and plain matrices are read once, whatever their format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import eggpu as eg
+from eggpu.compiler.schedule.target import LLVMPIPE
+from eggpu.compiler.schedule.tile import candidates
+from eggpu.compiler.schedule.tile_rows import ROWS_CPU
+from eggpu.compiler.tracing import array
+from eggpu.importers.formats import FORMATS
+from eggpu.importers.packed import FLOATS, pack
+from eggpu.models.layers import Projection
+
+quants = pytest.importorskip("gguf.quants")
+RNG = np.random.default_rng(0)
+
+
+def quantized(format_: str, rows: int, columns: int) -> tuple[Any, np.ndarray]:
+    """A matrix in a format, as the device holds it and as NumPy does."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[format_]
+    if format_.endswith("_K"):  # which gguf can only read: random bytes with finite scales
+        size = gguf.GGML_QUANT_SIZES[kind][1] * (columns // 256)
+        raw = RNG.integers(0, 256, (rows, size)).astype(np.uint8)
+        with np.errstate(all="ignore"):
+            values = quants.dequantize(raw, kind)
+        bad = ~np.isfinite(values).all(1) | (np.abs(values).max(1) > 1e3)
+        raw[bad] = 0
+        return pack(raw, format_, (rows, columns)), quants.dequantize(raw, kind)
+    raw = quants.quantize(RNG.normal(size=(rows, columns)).astype(np.float32), kind)
+    return pack(raw, format_, (rows, columns)), quants.dequantize(raw, kind)
+
+
+def checked(weight: Any, reference: np.ndarray, rows: int, **options: Any) -> Any:
+    """The plan of x W^T + r, whose values are right."""
+    outputs, inputs = reference.shape
+    x = RNG.normal(size=(rows, inputs)).astype(np.float32)
+    r = RNG.normal(size=(rows, outputs)).astype(np.float32)
+    f = eg.compile(lambda p, x, r: p(x) + r, cache=False, **options)
+    got = f(Projection(weight), x, r).numpy()
+    want = x.astype(np.float64) @ reference.T.astype(np.float64) + r
+    scale = np.abs(x).astype(np.float64) @ np.abs(reference.T).astype(np.float64)
+    assert np.max(np.abs(got - want) / (scale + np.abs(r))) < 2e-6
+    return f.plan
+
+
+@pytest.mark.parametrize("format_", [*FORMATS, *FLOATS])
+@pytest.mark.parametrize(("rows", "outputs", "blocks"), [(1, 64, 3), (1, 50, 1), (2, 33, 2)])
+def test_packed_matrices(format_: str, rows: int, outputs: int, blocks: int) -> None:
+    block = FORMATS[format_].block if format_ in FORMATS else 36
+    weight, reference = quantized(format_, outputs, blocks * block)
+    plan = checked(weight, reference, rows)
+    assert len(plan.kernels) == 1, [k.name for k in plan.kernels]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (7, 4), (33, 100), (48, 2048)])
+def test_plain_matrices(rows: int, outputs: int, inputs: int) -> None:
+    matrix = RNG.normal(size=(outputs, inputs)).astype(np.float32)
+    checked(array(matrix), matrix, rows)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 64), (100, 36), (2048, 8)])
+def test_matrices_in_the_other_layout(rows: int, inputs: int, outputs: int) -> None:
+    """Neighbouring columns lie together: an invocation has four of them."""
+    x = RNG.normal(size=(2, rows, inputs)).astype(np.float32)
+    w = RNG.normal(size=(2, inputs, outputs)).astype(np.float32)
+    f = eg.compile(lambda x, w: eg.tanh(x @ w), cache=False)
+    want = np.tanh(x.astype(np.float64) @ w)
+    np.testing.assert_allclose(f(x, w).numpy(), want, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_few_columns(columns: int) -> None:
+    a = RNG.normal(size=(70, 96)).astype(np.float32)
+    b = RNG.normal(size=(96, columns)).astype(np.float32)
+    got = eg.compile(lambda a, b: a @ b, cache=False)(a, b).numpy()
+    np.testing.assert_allclose(got, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_times_a_packed_matrix_is_a_row_product() -> None:
+    """One kernel reads words in fours and multiplies with a scale once a block."""
+    weight, reference = quantized("Q4_1", 576, 576)
+    (kernel,) = checked(weight, reference, 1).kernels
+    assert kernel.template == ROWS_CPU
+    assert kernel.wgsl.count("eg_half(") <= 2 + 2 * 2 * 8
+    assert "array<vec4<u32>>" in kernel.wgsl
+
+
+def test_the_price_knows_how_much_is_read() -> None:
+    packed = candidates(LLVMPIPE, 1, 1, 4096, 4096, "k", "k", 1, (1.0, 0.16))[0]
+    plain = candidates(LLVMPIPE, 1, 1, 4096, 4096, "k", "k", 1, (1.0, 1.0))[0]
+    assert packed.template == ROWS_CPU
+    assert packed.efficiency > plain.efficiency
+    many = candidates(LLVMPIPE, 1, 64, 4096, 4096, "k", "k", 1, (1.0, 0.16))[0]
+    assert many.template != ROWS_CPU
