@@ -24,6 +24,7 @@ from eggpu.runtime import Device, DeviceBuffer, Executable, open_device
 from eggpu.runtime import synchronize as synchronize_device
 
 if TYPE_CHECKING:
+    from eggpu.profiling import Profile
     from eggpu.report import Report
 
 _current: list[Device] = []
@@ -305,14 +306,18 @@ class Compiled:
         return write(compilation, Path(folder))
 
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
-        """Run with a timestamp around every kernel; arguments keep their values, also donated ones."""
+        """Run with a timestamp around every kernel; arguments keep their values, also donated ones.
+
+        Printed it is a table of times, GFLOP/s, GB/s and parts of the device's roof; `.kernels` has them as data and
+        `.save(path)` writes a trace for ui.perfetto.dev. Raises DeviceError on a device without timestamps.
+        """
+        from eggpu.profiling import Profile
+
         leaves, structure = pytree.flatten((args, kwargs))
         version = self._version(leaves, structure)
         on = version.executable.device
-        return Profile(
-            version.executable.plan,
-            tuple(version.executable.profile([_buffer(v, on) for v in leaves])),
-        )
+        times = version.executable.profile([_buffer(v, on) for v in leaves])
+        return Profile(version.executable.plan, tuple(times), on.target)
 
     def save(self, path: str | Path) -> None:
         """Write the latest plan so that `eggpu.load` runs it without the compiler."""
@@ -330,19 +335,6 @@ class _TypeOnly:
 
     def numpy(self) -> np.ndarray:
         raise TraceError("a traced value was asked for")
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Measured time of each kernel of a plan, in ns; printing it shows a table."""
-
-    plan: Any
-    ns: tuple[int, ...]
-
-    def __str__(self) -> str:
-        from eggpu.compiler.schedule.show import plan_text
-
-        return plan_text(self.plan, measured_ns=self.ns)
 
 
 def compile(

@@ -38,7 +38,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     add_function(parser)
     parser.add_argument("--dump", metavar="DIR", type=Path, help="write every stage and the WGSL")
     parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for eggpu.load")
+    add_profile(parser, "run it on the arguments and show every kernel's time")
     parser.set_defaults(run=run)
+
+
+def add_profile(parser: Any, what: str) -> None:
+    """The flag that measures kernels."""
+    parser.add_argument(
+        "--profile", metavar="FILE", nargs="?", const="", default=None,
+        help=f"{what}, GFLOP/s, GB/s and part of the device's roof; FILE gets a trace for "
+        "ui.perfetto.dev",
+    )  # fmt: skip
 
 
 def add_function(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +81,11 @@ def run(args: argparse.Namespace) -> int:
     if args.save is not None:
         compiled.save(args.save)
         print(f"the plan is in {args.save}")
+    if args.profile is not None:
+        profile = compiled.profile(*arguments)
+        print(profile)
+        if args.profile:
+            print(f"the trace for ui.perfetto.dev is in {profile.save(args.profile)}")
     return 0
 
 

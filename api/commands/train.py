@@ -10,6 +10,7 @@ from typing import Any
 
 import eggpu as eg
 from eggpu import distributed
+from eggpu.commands.compile import add_profile
 from eggpu.runtime import adapters
 from eggpu.train import (
     GPTConfig,
@@ -179,6 +180,7 @@ def _limits(parser: argparse.ArgumentParser, out: Path, steps: int, minutes: flo
         "--batch of its own",
     )  # fmt: skip
     group.add_argument("--quiet", action="store_true", help="print nothing")
+    add_profile(group, "show every kernel of a training step at the end: time")
     for name, what in (("log", "read the loss"), ("eval", "validate"), ("save", "save")):
         value = getattr(run, f"{name}_every")
         group.add_argument(

@@ -87,4 +87,7 @@ def write_report(
         return "\n".join([*lines, f"no times: {error}"])
     (run.out / "profile.txt").write_text(f"{profile}\n", encoding="utf-8")
     lines.append(f"each kernel  {run.out / 'profile.txt'}")
-    return "\n".join([*lines, "", kernel_table(profile)])
+    if run.profile:
+        lines.append(f"trace        {profile.save(run.profile)} (for ui.perfetto.dev)")
+    table = kernel_table(profile) if run.profile is None else str(profile)
+    return "\n".join([*lines, "", table])

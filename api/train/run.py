@@ -39,6 +39,7 @@ class Run:
     log_every: int = 10
     eval_every: int = 250
     save_every: int = 500
+    profile: str | None = None  # show every kernel's time; a path gets a trace for ui.perfetto.dev
     group: Group = field(default_factory=Group)
     devices: tuple[Device, ...] = ()
 
