@@ -28,6 +28,8 @@ from eggpu.compiler.library.linalg import dot as dot
 from eggpu.compiler.library.linalg import matmul as matmul
 from eggpu.compiler.library.linalg import outer as outer
 from eggpu.compiler.library.linalg import tensordot as tensordot
+from eggpu.compiler.library.loops import fori_loop as fori_loop
+from eggpu.compiler.library.loops import scan as scan
 from eggpu.compiler.library.math import abs as abs
 from eggpu.compiler.library.math import acos as acos
 from eggpu.compiler.library.math import add as add

@@ -19,7 +19,7 @@ def stages(compilation: Compilation) -> dict[str, str]:
     }
     if compilation.egraph is not None:
         out["2-egraph.txt"] = egraph_text(compilation)
-    out["3-best.ir"] = print_graph(compilation.selection.graph)
+    out["3-best.ir"] = "\n".join(print_graph(p.selection.graph) for p in compilation.parts)
     out["4-plan.txt"] = plan_text(compilation.plan)
     out["memory.txt"] = memory_map(compilation.plan)
     return out

@@ -4,6 +4,7 @@ prints.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -65,6 +66,9 @@ class Report:
     stored, inlined, recomputed: classes that a kernel writes, that are computed inside kernels, and
         those of the latter that are in more than one kernel.
 
+    A program with loops is chosen in parts, between loops and inside them. Numbers are sums over the
+    parts, costs those of all runs; the texts of the parts follow one another.
+
     Without optimization there is no e-graph: only `kernels` says something.
     """
 
@@ -107,34 +111,56 @@ def report(compilation: Compilation) -> Report:
     """The report of a compilation."""
     kernels = kernel_reports(compilation.plan)
     name, target = compilation.plan.name, compilation.target.name
-    found, chosen = compilation.egraph, compilation.extraction
-    if found is None or chosen is None:
+    parts = [(p.times, p.egraph, p.extraction) for p in compilation.parts]
+    parts = [(n, found, chosen) for n, found, chosen in parts if found and chosen]
+    if not parts:
         return Report(name, target, kernels)
+    stops = [found.stop for _, found, _ in parts]
     return Report(
         name=name,
         target=target,
         kernels=kernels,
-        choices=chosen.choices,
-        recognized=dict(found.recognized),
+        choices=tuple(choice for _, _, chosen in parts for choice in chosen.choices),
+        recognized=_recognized([found.recognized for _, found, _ in parts]),
         near_misses=compilation.near_misses,
-        rules=dict(found.matches),
-        stop=found.stop,
-        traced=chosen.traced,
-        greedy=chosen.greedy,
-        joint=chosen.joint,
-        stored=chosen.stored,
-        inlined=chosen.inlined,
-        recomputed=chosen.recomputed,
+        rules=dict(sum((Counter(found.matches) for _, found, _ in parts), Counter[str]())),
+        stop=", ".join(dict.fromkeys(s for s in stops if s != "saturated")) or "saturated",
+        traced=_sum([(n, chosen.traced) for n, _, chosen in parts]),
+        greedy=_sum([(n, chosen.greedy) for n, _, chosen in parts]),
+        joint=_sum([(n, chosen.joint) for n, _, chosen in parts]),
+        stored=sum(chosen.stored for _, _, chosen in parts),
+        inlined=sum(chosen.inlined for _, _, chosen in parts),
+        recomputed=sum(chosen.recomputed for _, _, chosen in parts),
         egraph=egraph_text(compilation),
     )
 
 
+def _recognized(parts: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    total: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        for name, (found, candidates) in part.items():
+            before = total.get(name, (0, 0))
+            total[name] = before[0] + found, before[1] + candidates
+    return total
+
+
+def _sum(parts: Sequence[tuple[int, Totals]]) -> Totals:
+    """The costs of programs of which each runs some times."""
+    (times, first), *rest = parts
+    total = first if times == 1 else first.times(times)
+    for times, more in rest:
+        total = total.plus(more.times(times))
+    return total
+
+
 def egraph_text(compilation: Compilation) -> str:
-    """The dump file 2-egraph.txt: saturation, near misses, costs and choices."""
-    if compilation.egraph is None:
-        return ""
-    misses = "".join(f"  {miss}\n" for miss in compilation.near_misses)
-    return f"{compilation.egraph.text().rstrip()}\n{misses}\n{compilation.extraction}"
+    """The dump file 2-egraph.txt: saturation, near misses, costs and choices of each part."""
+    texts: list[str] = []
+    for part in compilation.parts:
+        if part.egraph is not None:
+            misses = "".join(f"  {miss}\n" for miss in part.near_misses)
+            texts.append(f"{part.egraph.text().rstrip()}\n{misses}\n{part.extraction}")
+    return "\n\n".join(texts)
 
 
 def kernel_reports(plan: Plan) -> tuple[KernelReport, ...]:

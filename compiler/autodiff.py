@@ -8,8 +8,11 @@ from typing import Any
 from . import pytree
 from .errors import TraceError
 from .ir import Kind, Node, _recorders, at_line, topological
+from .loop_gradient import loop_vjp
 from .ops import full
+from .ops.loop import Loop
 from .tracing import Array, array, note
+from .types import TupleType
 
 # A mask reaches values through these; products and sorted sums mix places.
 _MASKED = (Kind.ELEMENTWISE, Kind.MOVE, Kind.REDUCE)
@@ -56,7 +59,7 @@ class _Backward:
             if node not in self.active or not node.operands:
                 continue
             with at_line(sources.get(node, "")):
-                if node.kind is Kind.TUPLE:
+                if isinstance(node.type, TupleType):
                     self._several(node)
                 elif node in self.total:
                     self._one(node)
@@ -80,10 +83,13 @@ class _Backward:
         if given is None:
             return
         types = node.type.items  # type: ignore[attr-defined]
-        cotangents = tuple(given.get(k) or full(0, t.shape, t.dtype) for k, t in enumerate(types))
-        for operand, part in zip(
-            node.operands, node.op.vjp(cotangents, node, *node.operands), strict=True
-        ):  # type: ignore[arg-type]
+        if isinstance(node.op, Loop):
+            parts = loop_vjp(node, [given.get(k) for k in range(len(types))], vjp_nodes)
+        else:
+            zeros = (full(0, t.shape, t.dtype) for t in types)
+            cotangents = tuple(given.get(k) or zero for k, zero in enumerate(zeros))
+            parts = node.op.vjp(cotangents, node, *node.operands)  # type: ignore[arg-type]
+        for operand, part in zip(node.operands, parts, strict=True):
             self.accumulate(operand, part)
 
 

@@ -18,18 +18,23 @@ from .ops.fused import get
 from .tracing import Array, array
 from .types import TupleType, Type
 
-Pullback = Callable[[Sequence[Node]], Sequence[Node | None]]
+# From cotangents of the results, inputs, results and kept values to cotangents of the inputs. These are given each time,
+# since the call may stand in a graph of its own by then, such as the body of a loop.
+Pullback = Callable[
+    [Sequence[Node], Sequence[Node], Sequence[Node], Sequence[Node]], Sequence[Node | None]
+]
 
 
 @dataclass(frozen=True, eq=False)
 class Custom(Op):
-    """Results of a function (its last operands) with the gradient `pullback` to its inputs (the operands before).
+    """Results of a function with the gradient `pullback` to its inputs: operands are inputs, results, and kept values.
 
     Only autodiff sees it: a traced program has the results themselves.
     """
 
     pullback: Pullback = field(compare=False)
     inputs: int = field(compare=False)
+    results: int = field(compare=False)
     name = "custom"
     kind = Kind.TUPLE
 
@@ -37,20 +42,25 @@ class Custom(Op):
         return {}
 
     def infer(self, *operands: Type) -> TupleType:
-        return TupleType(operands[self.inputs :])
+        return TupleType(operands[self.inputs : self.inputs + self.results])
 
     def evaluate(self, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        return operands[self.inputs :]
+        return operands[self.inputs : self.inputs + self.results]
 
     def vjp(self, cotangent: Any, result: Node, *operands: Node) -> list[Node | None]:
-        return [*self.pullback(cotangent), *[None] * (len(operands) - self.inputs)]
+        end = self.inputs + self.results
+        inputs, results, kept = operands[: self.inputs], operands[self.inputs : end], operands[end:]
+        parts = self.pullback(cotangent, inputs, results, kept)
+        return [*parts, *[None] * (len(operands) - self.inputs)]
 
     def item(self, node: Node, index: int) -> Node:
         return node.operands[self.inputs + index]
 
 
-def _custom(inputs: Sequence[Node], outputs: Sequence[Node], pullback: Pullback) -> list[Array]:
-    call = make(Custom(pullback, len(inputs)), *inputs, *outputs)
+def _custom(
+    inputs: Sequence[Node], outputs: Sequence[Node], kept: Sequence[Node], pullback: Pullback
+) -> list[Array]:
+    call = make(Custom(pullback, len(inputs), len(outputs)), *inputs, *outputs, *kept)
     return [Array(get(call, k)) for k in range(len(outputs))]
 
 
@@ -88,13 +98,19 @@ class custom_vjp:
         results, shape = pytree.flatten(out)
         outputs = [array(r).node for r in results]
         values, form = pytree.flatten(kept)
-        saved = [array(v) for v in values]
+        saved = [array(v).node for v in values]
 
-        def pullback(cotangents: Sequence[Node]) -> list[Node | None]:
+        def pullback(
+            cotangents: Sequence[Node],
+            inputs: Sequence[Node],
+            _: Sequence[Node],
+            saved: Sequence[Node],
+        ) -> list[Node | None]:
             given = pytree.unflatten(shape, [Array(c) for c in cotangents])
-            return self._cotangents(pytree.unflatten(form, saved), given, args, inputs)
+            kept = pytree.unflatten(form, [Array(n) for n in saved])
+            return self._cotangents(kept, given, args, inputs)
 
-        return pytree.unflatten(shape, _custom(inputs, outputs, pullback))
+        return pytree.unflatten(shape, _custom(inputs, outputs, saved, pullback))
 
     @property
     def _label(self) -> str:
@@ -144,7 +160,12 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
         outputs = [array(r).node for r in results]
         frontier = _frontier(outputs, marked)
 
-        def pullback(cotangents: Sequence[Node]) -> list[Node | None]:
+        def pullback(
+            cotangents: Sequence[Node],
+            frontier: Sequence[Node],
+            outputs: Sequence[Node],
+            _: Sequence[Node],
+        ) -> list[Node | None]:
             hidden = [barrier(n) for n in frontier]
             again = substitute(outputs, dict(zip(frontier, hidden, strict=True)))
             parts = vjp_nodes(again, cotangents, hidden)
@@ -152,7 +173,7 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
                 p if n.dtype.kind == "f" else None for p, n in zip(parts, frontier, strict=True)
             ]
 
-        return pytree.unflatten(shape, _custom(frontier, outputs, pullback))
+        return pytree.unflatten(shape, _custom(frontier, outputs, [], pullback))
 
     return run
 

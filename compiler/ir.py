@@ -38,7 +38,8 @@ class Kind(Enum):
     SORT = "sort"
     WINDOW = "window"  # convolution and window reductions
     TUPLE = "tuple"  # a kernel with several results
-    GET = "get"  # one result of a TUPLE
+    LOOP = "loop"  # a graph run many times, with several results
+    GET = "get"  # one result of a TUPLE or LOOP
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +88,16 @@ class Op:
         """Equal programs of simpler ops, which the e-graph holds beside this one; the first is the plain lowering."""
         return ()
 
+    @property
+    def bodies(self) -> tuple[Graph, ...]:
+        """The graphs that the op runs: those of a loop."""
+        return ()
+
+    def with_bodies(self, bodies: Sequence[Graph]) -> Op:
+        """The op with other bodies, in the order of `bodies`."""
+        assert not bodies
+        return self
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         """Example calls, from which the tests of the op are made."""
@@ -108,7 +119,7 @@ class Node:
     __slots__ = ("op", "operands", "type", "__weakref__")
     op: Op
     operands: tuple[Node, ...]
-    type: Type  # a TupleType only for kind TUPLE
+    type: Type  # a TupleType only for kinds TUPLE and LOOP
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -288,12 +299,22 @@ def rebuild(node: Node, operands: Sequence[Node]) -> Node:
 
 
 def substitute(roots: Sequence[Node], replacements: Mapping[Node, Node]) -> list[Node]:
-    """`roots` with nodes replaced throughout."""
+    """`roots` with nodes replaced throughout; a new node belongs to the line of the one it stands for."""
     new: dict[Node, Node] = dict(replacements)
+    sources = _recorders[-1] if _recorders else {}
     for node in topological(roots):
         if node not in new:
-            new[node] = rebuild(node, [new[o] for o in node.operands])
+            with at_line(sources.get(node) or (_here[-1] if _here else "")):
+                new[node] = rebuild(node, [new[o] for o in node.operands])
     return [new[r] for r in roots]
+
+
+def nested(graph: Graph) -> Iterator[Graph]:
+    """The graph and the bodies of its loops, with the lines that the graph knows."""
+    yield graph
+    for node in graph.nodes():
+        for body in node.op.bodies:
+            yield from nested(body.replace(sources=graph.sources))
 
 
 @dataclass(frozen=True, slots=True)

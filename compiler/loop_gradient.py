@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .ir import Kind, Node, make, substitute, topological
 from .loops import Body, enclose, marks
-from .ops import dot, full, reduce, reshape, transpose
+from .ops import concat, dot, full, reduce, reshape, slice_, transpose
 from .ops.elementwise import ELEMENTWISE
 from .ops.loop import Loop, loop
 from .ops.move import Reshape, Transpose
@@ -134,11 +134,31 @@ class _Gradient:
                 wanted.update(node.operands)
         inside = _dependent(grads, {*self.carried, *self.rows})
         saved = [n for n in reversed(found) if n in inside]
+        handed = {n: row for n in saved if (row := self._row_after(n)) is not None}
+        saved = [n for n in saved if n not in handed]
         body = self.op.body.replace(outputs=(*self.outputs, *saved))
         results = loop(self.op.with_bodies([body]), self.operands)
         stacks = self.op.parts(self.operands)[2]
         self.kept.stacks |= dict(zip(saved, results[len(self.outputs) :], strict=True))
+        self.kept.stacks |= {n: self._shifted(n, results[row]) for n, row in handed.items()}
         self.kept.stacks |= dict(zip(self.rows, stacks, strict=True))
+
+    def _row_after(self, node: Node) -> int | None:
+        """The result whose rows are what a carry is after each run, if the loop gives them anyway."""
+        if node not in self.carried:
+            return None
+        after = self.outputs[self.carried.index(node)]
+        rows = self.outputs[self.op.carries :]
+        return self.op.carries + rows.index(after) if after in rows else None
+
+    def _shifted(self, node: Node, after: Node) -> Node:
+        """The stack of a carry before each run, from what it is after each run."""
+        init = self.op.parts(self.operands)[1][self.carried.index(node)]
+        first, count = reshape(init, (1, *init.shape)), self.op.count
+        zeros = (0,) * len(init.shape)
+        if self.op.reverse:
+            return concat([slice_(after, (1, *zeros), (count, *init.shape)), first], 0)
+        return concat([first, slice_(after, (0, *zeros), (count - 1, *init.shape))], 0)
 
     def _run_back(
         self,
@@ -161,7 +181,9 @@ class _Gradient:
         init = [self.last[k] or _zeros(self.carried[k]) for k in self.carried_f]
         init += [_zeros(t) for t in totals]
         body = Body(f"{self.op.body.name}_back", carries, rows, outputs)
-        results = enclose(body, init, list(kept.stacks.values()), self.op.count, not self.op.reverse)
+        results = enclose(
+            body, init, list(kept.stacks.values()), self.op.count, not self.op.reverse
+        )
         at = len(ct_carried)
         total = iter(results[at : at + len(totals)])
         given = results[at + len(totals) :]

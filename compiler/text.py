@@ -18,7 +18,7 @@ import numpy as np
 
 from . import ops
 from .errors import EggpuError, IRError
-from .ir import Graph, Kind, Node, Op, make
+from .ir import Graph, Kind, Node, Op, make, nested
 from .ops import ELEMENTWISE, constant, input_node
 from .ops.leaf import Constant
 from .ops.reduce import COMBINES
@@ -88,7 +88,8 @@ def print_graph(graph: Graph) -> str:
     order = [n for n in graph.nodes() if n not in names]
     names |= {node: f"%{i}" for i, node in enumerate(order)}
     head = [_input(graph, i, names[n]) for i, n in enumerate(graph.inputs)]
-    rows = [(names[n], repr(n.type), _call(n, names), graph.sources.get(n, "")) for n in order]
+    lines_of = graph.sources
+    rows = [(names[n], repr(n.type), _call(n, names, lines_of), lines_of.get(n, "")) for n in order]
     left = max((len(name) for name, _, _, _ in rows), default=0)
     middle = min(_TYPE_WIDTH, max((len(type_) for _, type_, _, _ in rows), default=0))
     lines = [_joined(f"graph {_word(graph.name)}(", head, ") {")]
@@ -101,7 +102,8 @@ def print_graph(graph: Graph) -> str:
 
 def constant_table(graph: Graph) -> dict[str, np.ndarray]:
     """The arrays that a graph carries, by digest: what `parse_graph` needs besides the text."""
-    carried = [n.op for n in graph.nodes() if n.kind is Kind.CONSTANT]
+    nodes = [n for part in nested(graph) for n in part.nodes()]
+    carried = [n.op for n in nodes if n.kind is Kind.CONSTANT]
     return {op.attributes()["digest"]: op.evaluate() for op in carried}
 
 
@@ -133,12 +135,21 @@ def _input(graph: Graph, position: int, name: str) -> str:
     return f"{name}: {node.type!r}{more}" + (" donated" if position in graph.donated else "")
 
 
-def _call(node: Node, names: Mapping[Node, str]) -> str:
+def _call(node: Node, names: Mapping[Node, str], sources: Mapping[Node, str]) -> str:
     entry = registry().get(node.op.name)
     implied = entry.fixed if entry else ()
     given = [(k, v) for k, v in node.op.attributes().items() if k not in implied]
-    parts = [*(names[o] for o in node.operands), *(f"{k}={_shown(v)}" for k, v in given)]
+    operands = [names[o] for o in node.operands]
+    parts = [*operands, *(f"{k}={_attribute(v, sources)}" for k, v in given)]
     return f"{node.op.name}({', '.join(parts)})"
+
+
+def _attribute(value: Any, sources: Mapping[Node, str]) -> str:
+    """The text of an attribute; a graph stands on lines of its own, with its lines in the user's program."""
+    if not isinstance(value, Graph):
+        return _shown(value)
+    text = print_graph(value.replace(sources=sources))
+    return text.rstrip().replace("\n", "\n    ")
 
 
 def _shown(value: Any) -> str:
@@ -232,6 +243,9 @@ class _Parser:
         self.tokens = _tokens(text)
         self.at = 0
         self.constants = constants
+        self.begin()
+
+    def begin(self) -> None:
         self.values: dict[str, Node] = {}
         self.inputs: list[Node] = []
         self.names: list[str] = []
@@ -239,6 +253,25 @@ class _Parser:
         self.sources: dict[Node, str] = {}
 
     def graph(self) -> Graph:
+        graph = self.body()
+        if self.token.kind != "end":
+            raise self.error("the end of the text")
+        return graph
+
+    def nested(self) -> Graph:
+        """A graph inside a graph: it has names of its own; its lines are the program's."""
+        inner = _Parser.__new__(_Parser)
+        inner.tokens, inner.at, inner.constants = self.tokens, self.at, self.constants
+        inner.begin()
+        graph = inner.body()
+        self.at = inner.at
+        for node, line in inner.sources.items():
+            self.sources.setdefault(node, line)
+        labels = [n.op.attributes()["label"] for n in graph.inputs]
+        names = graph.input_names if list(graph.input_names) != labels else ()
+        return graph.replace(input_names=names, sources={})
+
+    def body(self) -> Graph:
         self.expect("graph")
         name = self.string()
         self.expect("(")
@@ -251,8 +284,6 @@ class _Parser:
             self.statement()
         outputs, labels = self.results()
         self.expect("}")
-        if self.token.kind != "end":
-            raise self.error("the end of the text")
         return Graph(
             name,
             tuple(self.inputs),
@@ -398,6 +429,8 @@ class _Parser:
             return tuple(items)
         if kind is str:
             return self.string()
+        if kind is Graph:
+            return self.nested()
         try:
             value = _READ[kind](self.token.text)
         except (KeyError, ValueError):

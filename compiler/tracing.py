@@ -15,7 +15,8 @@ import numpy as np
 
 from . import pytree
 from .errors import TraceError, TypeMismatch
-from .ir import Graph, Kind, Node, at_line, rebuild, recording, topological
+from .ir import Graph, Kind, Node, at_line, make, recording, topological
+from .loops import tidy
 from .ops import constant, input_node
 from .types import DTYPES, DType, Type, dtype
 
@@ -184,7 +185,7 @@ class Array:
         def argmax(self, axis: int | None = None, keepdims: bool = False) -> Array: ...
         def argmin(self, axis: int | None = None, keepdims: bool = False) -> Array: ...
         def reshape(self, shape: Any, *more: int) -> Array: ...
-        def transpose(self, axes: Any = None) -> Array: ...
+        def transpose(self, axes: Any = None, *more: int) -> Array: ...
         def swapaxes(self, a: int, b: int) -> Array: ...
         def squeeze(self, axis: Any = None) -> Array: ...
         def ravel(self) -> Array: ...
@@ -266,7 +267,7 @@ def trace_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
         result_leaves, results = pytree.flatten(out)
         nodes = [array(v).node for v in result_leaves]
         primals = [p for p in differentiated if p in set(topological(nodes))]
-        stripped = strip_identities([*nodes, *primals], sources)
+        stripped = tidy(strip_identities([*nodes, *primals], sources))
     out_names = tuple(n or "result" for n in pytree.paths(results))
     label = name or getattr(function, "__name__", "program")
     outputs = stripped[: len(nodes)]
@@ -321,8 +322,15 @@ def strip_identities(outputs: Sequence[Node], sources: dict[Node, str]) -> tuple
             new[node] = stands
         else:
             with at_line(sources.get(node, "")):
-                new[node] = rebuild(node, operands)
+                op = node.op
+                if op.bodies:
+                    op = op.with_bodies([_stripped(body, sources) for body in op.bodies])
+                new[node] = make(op, *operands)
     return tuple(new[o] for o in outputs)
+
+
+def _stripped(body: Graph, sources: dict[Node, str]) -> Graph:
+    return body.replace(outputs=strip_identities(body.outputs, sources))
 
 
 def _flatten_with_types(tree: Any, type_class: type) -> tuple[list[Any], pytree.Structure]:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from .errors import EggpuError, IRError
 from .ir import Graph, Kind, Node
+from .types import TupleType
 
 
 def verify_graph(graph: Graph) -> None:
@@ -21,8 +22,10 @@ def verify_graph(graph: Graph) -> None:
     for node in graph.nodes():
         line = graph.sources.get(node, "")
         _check_node(node, listed, where + (f" at {line}" if line else ""))
+        for body in node.op.bodies:
+            verify_graph(body.replace(sources=graph.sources))
     for j, node in enumerate(graph.outputs):
-        if node.kind is Kind.TUPLE:
+        if isinstance(node.type, TupleType):
             raise IRError(f"{where}: output {j} needs one array, got {node!r}")
 
 
@@ -57,7 +60,7 @@ def _check_node(node: Node, listed: set[Node], where: str) -> None:
     if node.kind is Kind.INPUT and node not in listed:
         raise IRError(f"{where}: {node!r} is no input of the graph")
     for operand in node.operands:
-        if (operand.kind is Kind.TUPLE) != (node.kind is Kind.GET):
+        if isinstance(operand.type, TupleType) != (node.kind is Kind.GET):
             raise IRError(f"{where}: {node!r} cannot use {operand!r}")
     try:
         type_ = node.op.infer(*(o.type for o in node.operands))

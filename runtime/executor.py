@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ import wgpu
 
 from ..compiler.schedule.images import TEXELS
 from ..compiler.schedule.plan import Copy, Kernel, Plan
+from ..compiler.schedule.rounds import Loops, Rounds
 from . import native, timing
 from .buffers import DeviceBuffer, Storage
 from .device import Device
@@ -64,13 +65,17 @@ class Executable:
         self._arena = [device.alloc(nbytes) for nbytes in plan.arena]
         self._images = [device.pipelines.image(image) for image in plan.images]
         self._constants = [device.upload_bytes(c.data) for c in plan.constants]
+        self._by_number = {p.index: p for p in self._kernels}
+        self._loops = Loops(plan)
+        self._rounds = list(self._loops.schedule())
         bound = {b.buffer for p in self._kernels for b in p.kernel.bindings}
+        bound = {base for b in bound for base in self._loops.bases(b)}
         self._external = sorted(b for b in bound if self._is_external(b))
         self._made = [b for b in sorted(bound | set(plan.outputs)) if self._place(b) == "output"]
         self._copied = [b for b in dict.fromkeys(plan.outputs) if not self._is_external(b)]
         self._recordings: OrderedDict[tuple[int, ...], _Recording] = OrderedDict()
         self._groups: OrderedDict[tuple[Accesses, tuple[_Range, ...]], Any] = OrderedDict()
-        self._max_groups = max(1024, 8 * len(self._kernels))
+        self._max_groups = max(1024, 8 * len(self._rounds))
         device.register(self)
 
     def __repr__(self) -> str:
@@ -84,7 +89,10 @@ class Executable:
             return self._results(buffers, made)
 
     def profile(self, buffers: Sequence[DeviceBuffer], repeat: int = 5) -> list[int]:
-        """The median nanoseconds of each kernel over some runs; the arguments keep their values."""
+        """The median nanoseconds of each kernel over some calls; the arguments keep their values.
+
+        Of a kernel in a loop it is the sum over its runs.
+        """
         with self.device.lock:
             memory, _ = self._memory(buffers)
             spare = self._spare(memory)
@@ -92,8 +100,9 @@ class Executable:
             recording = self._recording(memory)
             times = timing.measure(self.device, recording.steps, repeat)
         ns = [0] * len(self.plan.kernels)
-        for prepared, time in zip(self._kernels, times):
-            ns[prepared.index] = time
+        run = [k for k, _ in self._rounds if k in self._by_number]
+        for k, time in zip(run, times, strict=True):
+            ns[k] += time
         return ns
 
     def forget(self, serials: set[int]) -> None:
@@ -168,21 +177,27 @@ class Executable:
         return recording
 
     def _record(self, memory: dict[int, Storage]) -> _Recording:
-        groups = [self._group(prepared, memory) for prepared in self._kernels]
-        copies = deque(self.plan.copies)
+        copies: dict[int, list[Copy]] = {}
+        for copy in self.plan.copies:
+            copies.setdefault(copy.kernel, []).append(copy)
+        groups: dict[int, Any] = {}
         steps: list[native.Step | native.Copy] = []
-        for p, group in zip(self._kernels, groups):
-            while copies and copies[0].kernel <= p.index:
-                steps += self._copies(copies.popleft(), memory)
-            steps.append((native.handle(p.pipeline), native.handle(group), *p.kernel.grid))
-        return _Recording(steps, tuple(groups))
+        for k, rounds in self._rounds:
+            for copy in copies.get(k, ()):
+                if not (copy.once and any(rounds.values())):
+                    steps += self._copies(copy, memory, rounds)
+            if (p := self._by_number.get(k)) is not None:
+                group = self._group(p, memory, rounds)
+                groups[id(group)] = group
+                steps.append((native.handle(p.pipeline), native.handle(group), *p.kernel.grid))
+        return _Recording(steps, tuple(groups.values()))
 
-    def _copies(self, copy: Copy, memory: dict[int, Storage]) -> list[native.Copy]:
-        storage, offset, nbytes = self._range(copy.buffer, memory)
+    def _copies(self, copy: Copy, memory: dict[int, Storage], rounds: Rounds) -> list[native.Copy]:
+        storage, offset, nbytes = self._range(copy.buffer, memory, rounds)
         image, texel = self._images[copy.image][0], self.plan.images[copy.image].texel
         return native.copies(storage.gpu, offset, nbytes, image, copy.width, texel)
 
-    def _group(self, prepared: _Prepared, memory: dict[int, Storage]) -> Any:
+    def _group(self, prepared: _Prepared, memory: dict[int, Storage], rounds: Rounds) -> Any:
         bound: list[tuple[Any, int, int]] = []
         ranges: list[_Range] = []
         for b in prepared.kernel.bindings:
@@ -190,7 +205,7 @@ class Executable:
                 bound.append((self._images[b.image][1], 0, 0))
                 ranges.append((-1 - b.image, 0, 0))
                 continue
-            storage, offset, nbytes = self._range(b.buffer, memory)
+            storage, offset, nbytes = self._range(b.buffer, memory, rounds)
             bound.append((storage.gpu, offset, nbytes))
             ranges.append((storage.serial, offset, nbytes))
         key = prepared.accesses, tuple(ranges)
@@ -204,15 +219,19 @@ class Executable:
             self._groups.move_to_end(key)
         return group
 
-    def _range(self, b: int, memory: dict[int, Storage]) -> tuple[Storage, int, int]:
+    def _range(
+        self, b: int, memory: dict[int, Storage], rounds: Rounds
+    ) -> tuple[Storage, int, int]:
+        nbytes = self.plan.buffers[b].nbytes
+        b, start = self._loops.locate(b, rounds)
         buffer = self.plan.buffers[b]
         match buffer.place:
             case ("arena", block, offset):
-                return self._arena[block].storage, offset, buffer.nbytes
+                return self._arena[block].storage, offset + start, nbytes
             case ("constant", k):
-                return self._constants[k].storage, 0, buffer.nbytes
+                return self._constants[k].storage, start, nbytes
             case ("input" | "output", _):
-                return memory[b], 0, buffer.nbytes
+                return memory[b], start, nbytes
             case _:
                 raise AssertionError(f"unknown place {buffer.place}")
 
@@ -232,14 +251,14 @@ class Executable:
             native.encode(encoder, part)
             if start + _SPLIT >= len(steps):
                 for b in self._copied:
-                    source, offset, nbytes = self._range(b, memory)
+                    source, offset, nbytes = self._range(b, memory, {})
                     target = made[b].storage.gpu
                     encoder.copy_buffer_to_buffer(source.gpu, offset, target, 0, nbytes)
             try:
                 self.device.submit([encoder.finish()])
             except wgpu.GPUError as error:
                 raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
-        self.device.counters.dispatches += len(self._kernels)
+        self.device.counters.dispatches += sum(k in self._by_number for k, _ in self._rounds)
 
     def _results(
         self, buffers: Sequence[DeviceBuffer], made: dict[int, DeviceBuffer]
@@ -278,10 +297,14 @@ class Executable:
 def _written_arguments(plan: Plan) -> set[int]:
     """Argument positions that kernels write over. Raises unless they are donated."""
     written: set[int] = set()
-    for kernel in plan.kernels:
-        for binding in kernel.bindings:
-            place = plan.buffers[binding.buffer].place
-            if binding.access == "read_write" and place[0] == "input":
+    loops = Loops(plan)
+    for k, kernel in enumerate(plan.kernels):
+        changed = [b for b in kernel.bindings if b.access == "read_write"]
+        if loops.around(k):  # where others may share memory with what is written in another round
+            changed = list(kernel.bindings[: kernel.writes])
+        for base in {base for b in changed for base in loops.bases(b.buffer)}:
+            place = plan.buffers[base].place
+            if place[0] == "input":
                 written.add(place[1])
     kept = sorted(written - set(plan.donated))
     if kept:

@@ -41,7 +41,10 @@ CLASSES = {
 }
 NAMES = [*ELEMENTWISE, *CLASSES]
 # Kernels with several results, and one of them: rules put them into the e-graph, programs do not.
-SEVERAL = {n for n, c in CLASSES.items() if object.__new__(c).kind in (Kind.TUPLE, Kind.GET)}
+# Loops stand between the programs that the e-graph holds.
+SEVERAL = {
+    n for n, c in CLASSES.items() if object.__new__(c).kind in (Kind.TUPLE, Kind.GET, Kind.LOOP)
+}
 
 
 @cache

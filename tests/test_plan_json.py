@@ -101,7 +101,7 @@ def drop(document: dict) -> None:
 
 CHANGES = [
     (at("format", value="other"), "format 'eggpu-plan'"),
-    (at("version", value=3), "needs version 2, got 3"),
+    (at("version", value=2), "needs version 3, got 2"),
     (at("plan", value=[]), r"plan needs an object, got \[\]"),
     (drop, "plan needs the fields name, buffers, .* got"),
     (at("plan", "kernels", 0, "grid", value=[1, 1]), r"plan.kernels\[0\].grid needs 3 values, got"),

@@ -17,6 +17,7 @@ from eggpu.compiler.ir import Graph, Kind, Node, make, recording
 from eggpu.compiler.ops.elementwise import ELEMENTWISE
 from eggpu.compiler.ops.fused import Attention, AttentionBackward, get
 from eggpu.compiler.ops.leaf import Literal
+from eggpu.compiler.ops.loop import Loop, loop
 from eggpu.compiler.ops.scan import Argsort, Scan
 from eggpu.compiler.ops.scatter import ScatterAdd, ScatterSet
 from eggpu.compiler.ops.window import Conv, Windows
@@ -126,6 +127,7 @@ def one_of_each() -> list[Node]:
         *(ops.reduce(c, x, (1,)) for c in ("sum", "prod", "max", "min")),
         make(Windows((2, 2), (1, 1), (1, 2)), x),
         make(Conv((1, 1), (1, 1), 2), image, kernel),
+        *loop(Loop(Graph("step", (x,), (x + x,)), 2, 0, 1, True), [ops.full(0, (2, 2, 3, 4), f32)]),
     ]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from eggpu.compiler import pytree
 from eggpu.compiler.ir import Graph, Kind, Node
+from eggpu.compiler.ops.loop import Loop
 from eggpu.compiler.reference import evaluate
 from eggpu.compiler.tracing import trace_call
 from eggpu.compiler.types import TupleType
@@ -97,11 +98,27 @@ def _operands(node: Node) -> list[Node]:
 
 
 def _finding(node: Node, values: Values, graph: Graph) -> Finding:
+    inside = _in_loop(node, values, graph)
+    if inside is not None:
+        return inside
     made = "NaN" if np.isnan(values[node]).any() else "infinity"
     names = dict(zip(graph.inputs, graph.input_names, strict=False))
     op = f"input {names[node]}" if node in names else node.op.name
     operands = tuple(_operand(o, values, names) for o in _operands(node))
     return Finding(op, repr(node.type), graph.sources.get(node, ""), made, operands)
+
+
+def _in_loop(node: Node, values: Values, graph: Graph) -> Finding | None:
+    """What made it inside the loop that gave `node`, and in which of its runs."""
+    loop = node.operands[0] if node.kind is Kind.GET else node
+    if not isinstance(loop.op, Loop):
+        return None
+    for row, inputs, outputs in loop.op.runs([values[o] for o in loop.operands]):
+        if not all(np.isfinite(x).all() for x in outputs if x.dtype.kind == "f"):
+            body = loop.op.body.replace(sources=graph.sources)
+            found = first_not_finite(body, inputs)
+            return None if found is None else replace(found, op=f"{found.op} of row {row}")
+    return None
 
 
 def _operand(node: Node, values: Values, names: dict[Node, str]) -> str:

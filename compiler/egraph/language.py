@@ -19,6 +19,7 @@ from ..errors import IRError
 from ..ir import Kind, Op
 from ..ops.elementwise import ELEMENTWISE, Elementwise
 from ..ops.leaf import literal
+from ..ops.loop import Loop
 from ..ops.reduce import COMBINES, Reduce
 from ..types import DTYPES
 from .engine import Engine
@@ -140,10 +141,10 @@ def camel(name: str) -> str:
 
 @cache
 def families() -> dict[str, Family]:
-    """All op families by constructor name."""
+    """All op families by constructor name; loops stand between the programs that are saturated."""
     found = [_elementwise(entry) for entry in ELEMENTWISE.values()]
     found += [_reduction(combine) for combine in COMBINES]
-    found += [_plain(cls) for cls in _concrete(Op) if cls not in (Elementwise, Reduce)]
+    found += [_plain(cls) for cls in _concrete(Op) if cls not in (Elementwise, Reduce, Loop)]
     out = {f.name: f for f in sorted(found, key=lambda f: f.name)}
     if len(out) != len(found):
         raise IRError("two ops have one name: every op needs a name of its own")

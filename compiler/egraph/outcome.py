@@ -19,6 +19,22 @@ class Totals:
     nbytes: int
     flops: int
 
+    def times(self, n: int) -> Totals:
+        """Those of the program run n times: its kernels are the same ones."""
+        return Totals(
+            n * self.cost, self.kernels, n * self.launches, n * self.nbytes, n * self.flops
+        )
+
+    def plus(self, other: Totals) -> Totals:
+        """Those of this program and another one."""
+        return Totals(
+            self.cost + other.cost,
+            self.kernels + other.kernels,
+            self.launches + other.launches,
+            self.nbytes + other.nbytes,
+            self.flops + other.flops,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ExtractionReport:

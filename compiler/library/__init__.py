@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..tracing import Array
-from . import indexing, linalg, math, nn, ordering, random, reductions, shaping, updates
+from . import indexing, linalg, loops, math, nn, ordering, random, reductions, shaping, updates
 
 
 def _reversed(function):  # noqa: ANN001, ANN202
@@ -47,6 +47,7 @@ Array.dot = linalg.dot  # type: ignore[attr-defined]
 __all__ = [
     "indexing",
     "linalg",
+    "loops",
     "math",
     "nn",
     "ordering",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from ..errors import ShapeMismatch, TypeMismatch
 from ..ir import Graph, Kind, Node, Op, make, topological
 from ..types import TupleType, Type
 from .fused import get
+
+if TYPE_CHECKING:
+    from .samples import Sample
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class Loop(Op):
     reverse: bool
     name = "loop"
     kind = Kind.LOOP
+
+    @classmethod
+    def samples(cls) -> Sequence[Sample]:
+        from .loop_samples import loop_samples
+
+        return list(loop_samples())
 
     @property
     def bodies(self) -> tuple[Graph, ...]:

@@ -11,8 +11,8 @@ from itertools import combinations, permutations, product
 
 import numpy as np
 
-from ..ir import Kind, Node, Op
-from ..types import DTYPES
+from ..ir import Node, Op
+from ..types import DTYPES, TupleType
 from .contract import Dot
 from .elementwise import Cast, Elementwise
 from .fused import Attention, AttentionBackward, Get
@@ -542,6 +542,6 @@ def results(op: Op, operands: Sequence[Node]) -> list[Node]:
     from .fused import get
 
     node = make(op, *operands)
-    if op.kind is Kind.TUPLE:
+    if isinstance(node.type, TupleType):
         return [get(node, k) for k in range(len(node.type.items))]  # type: ignore[attr-defined]
     return [node]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,9 +15,10 @@ from .images import with_images
 from .kernel import KernelSource
 from .memory import Item, Layout, aligned, lay_out, most_alive
 from .order import Step
-from .plan import Access, Binding, Buffer, Constant, Kernel, Plan
+from .plan import Access, Binding, Buffer, Constant, Kernel, Plan, Repeat
 from .program import Array, Lower, Program
-from .selection import Group, Selection, body
+from .repeat import Embedding, LoopSource, opened
+from .selection import Group, LoopGroup, Selection, body
 from .target import Target
 
 Place = tuple[str, int] | tuple[str, int, int]
@@ -138,12 +139,18 @@ class _Memory:
         inputs = tuple(table.number(value) for value in program.inputs)
         outputs = tuple(table.number(result.value) for result in program.results)
         time = _Times(program.groups, self.kept)
-        kernels = tuple(self._kernel(step, table, time(step)) for step in self.kept)
+        kernels: list[Kernel] = []
+        loops: list[Repeat] = []
+        for step in self.kept:
+            if isinstance(step.source, LoopSource):
+                self._embed(step.source, table, kernels, loops)
+            else:
+                kernels.append(self._kernel(step, step.source, table, time(step)))
         scratch = sum(aligned(program.values[i].nbytes, self.alignment) for i in self.slot_of)
         plan = Plan(
             name=graph.name,
             buffers=tuple(table.buffers),
-            kernels=kernels,
+            kernels=tuple(kernels),
             inputs=inputs,
             outputs=outputs,
             donated=tuple(sorted(set(graph.donated))),
@@ -151,8 +158,22 @@ class _Memory:
             arena=self.layout.blocks,
             scratch_bytes=scratch,
             features=tuple(sorted({f for step in self.kept for f in step.source.features})),
+            loops=tuple(loops),
         )
-        return with_images(plan)
+        return with_images(opened(plan))
+
+    def _embed(
+        self, source: LoopSource, table: _Buffers, kernels: list[Kernel], loops: list[Repeat]
+    ) -> None:
+        """Adds the kernels of a loop's body."""
+        program = self.program
+        results = [table.number(program.number(v)) for v in source.results]
+        twins = {k: table.number(program.number(v)) for k, v in source.twins.items()}
+        blocks = [self.place(program.number(v))[1:] for v in source.blocks]
+        operands = [table.number(program.number(v)) for v in source.operands]
+        Embedding(
+            source, operands, results, twins, blocks, table.add, table.constants, kernels, loops
+        ).embed()
 
     def _check_written(self) -> None:
         for k, step in enumerate(self.steps):
@@ -162,8 +183,11 @@ class _Memory:
                 if not made and self.first_write.get(number, k) >= k:
                     raise IRError(f"kernel {step.source.name} reads {value!r} before it is written")
 
-    def _kernel(self, step: Step, table: _Buffers, predicted_ns: float) -> Kernel:
-        source, program = step.source, self.program
+    def _kernel(
+        self, step: Step, source: KernelSource, table: _Buffers, predicted_ns: float
+    ) -> Kernel:
+        program, group = self.program, self.program.groups[step.group]
+        assert isinstance(group, Group)
         numbers = [table.number(value) for value in (*step.writes, *step.reads)]
         memory = [table.buffers[n].place[:2] for n in numbers]
         written = set(memory[: len(step.writes)])
@@ -184,8 +208,8 @@ class _Memory:
             bytes_written=source.bytes_written,
             predicted_ns=predicted_ns,
             computes=source.describe([f"%{table.buffers[n].name}" for n in numbers]),
-            source=_texts(program.groups[step.group], program.graph.sources),
-            rules=_texts(program.groups[step.group], program.made_by),
+            source=_texts(group, program.graph.sources),
+            rules=_texts(group, program.made_by),
             trusted=source.trusted,
             writes=len(step.writes),
             updates=tuple((k, table.number(program.number(v))) for k, v in source.updates),
@@ -206,7 +230,7 @@ def _texts(group: Group, of: Mapping[Node, str]) -> tuple[str, ...]:
 class _Times:
     """The predicted time of a step: its group's, shared among the steps by the bytes they move."""
 
-    def __init__(self, groups: Sequence[Group], steps: Sequence[Step]) -> None:
+    def __init__(self, groups: Sequence[Group | LoopGroup], steps: Sequence[Step]) -> None:
         self._groups = groups
         self._moved: dict[int, int] = {}
         for step in steps:
@@ -216,7 +240,9 @@ class _Times:
         return 1 + step.source.bytes_read + step.source.bytes_written
 
     def __call__(self, step: Step) -> float:
-        return self._groups[step.group].predicted_ns * self._bytes(step) / self._moved[step.group]
+        group = self._groups[step.group]
+        assert isinstance(group, Group)
+        return group.predicted_ns * self._bytes(step) / self._moved[step.group]
 
 
 @dataclass(slots=True)
@@ -241,11 +267,15 @@ class _Buffers:
         return self._numbers[value]
 
     def _add(self, array: Array, name: str, place: Place) -> int:
+        return self.add(Buffer(name, array.shape, array.dtype, array.nbytes, array.role, place))
+
+    def add(self, buffer: Buffer) -> int:
+        """The number of a new buffer, whose name is made its own."""
+        name = buffer.name
         while name in self._names:
             name += "'"
         self._names.add(name)
-        buffer = Buffer(name, array.shape, array.dtype, array.nbytes, array.role, place)
-        self.buffers.append(buffer)
+        self.buffers.append(replace(buffer, name=name))
         return len(self.buffers) - 1
 
     def _scratch_name(self, value: int) -> str:

@@ -1,16 +1,18 @@
 """Copies of operands in images, which some devices read faster than buffers: how an array lies in
 one, and when each copy is made.
 
-A copy ends a compute pass, so copies that kernels soon need are made together.
+A copy ends a compute pass, so copies that kernels soon need are made together. What a loop reads from
+around it is copied once, before the loop, into images that nothing else in the loop uses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .plan import Copy, Image, Kernel, Plan
+from .plan import Copy, Image, Kernel, Plan, Repeat
+from .rounds import Loops
 
 AHEAD = 24  # kernels for which copies are made early, or kept
 EARLY = 256 << 20  # bytes of images that stand ready
@@ -67,8 +69,10 @@ class _Images:
         self.images: list[Image] = []
         self.free: list[int] = []
         self.held: dict[tuple[int, str], int] = {}
+        self.fixed: dict[tuple[int, str], int] = {}  # of these, held while a loop runs
         self.copies: list[Copy] = []
         self.written: dict[int, int] = {}
+        self.around = [Loops(plan).around(k) for k in range(len(plan.kernels))]
         for k, kernel in enumerate(plan.kernels):
             for binding in kernel.bindings[: kernel.writes]:
                 self.written[binding.buffer] = k
@@ -76,6 +80,9 @@ class _Images:
     def placed(self) -> Plan:
         kernels: list[Kernel] = []
         for k, kernel in enumerate(self.plan.kernels):
+            before = self.around[k - 1] if k else []
+            if self.around[k] != before:
+                self._enter(k, same=bool(before) and self.around[k][:1] == before[:1])
             if any(key not in self.held for key in self._read(k)):
                 self._copy_before(k)
             bindings = tuple(
@@ -86,6 +93,32 @@ class _Images:
         images, copies = tuple(self.images), tuple(self.copies)
         return replace(self.plan, kernels=tuple(kernels), images=images, copies=copies)
 
+    def _enter(self, k: int, same: bool) -> None:
+        """At the first kernel of other loops: what is held was copied in rounds that may differ.
+
+        `same`: the outermost loop is the one of the kernel before.
+        """
+        self.fixed = self.fixed if same else {}
+        self.free += [i for key, i in self.held.items() if key not in self.fixed]
+        self.held = dict(self.fixed)
+        if self.around[k] and not same:
+            self._copy_once(k, self.plan.loops[self.around[k][0]])
+
+    def _copy_once(self, k: int, loop: Repeat) -> None:
+        """Copy what a loop reads from images and never changes."""
+        inside = range(loop.start, loop.stop)
+        for key in dict.fromkeys(key for j in inside for key in self._read(j)):
+            buffer, element = key
+            view = self.plan.buffers[buffer].place[0] == "loop"
+            if view or self.written.get(buffer, -1) >= loop.start:
+                continue
+            shape = self.plan.buffers[buffer].shape
+            needed = image_for(shape, element)
+            if self._bytes_held() + needed.nbytes > EARLY:
+                continue
+            image = self.fixed[key] = self.held[key] = self._take(needed)
+            self.copies.append(Copy(k, buffer, image, row_width(shape, element), once=True))
+
     def _read(self, k: int) -> list[tuple[int, str]]:
         """What kernel k reads from images."""
         bindings = self.plan.kernels[k].bindings
@@ -93,7 +126,7 @@ class _Images:
 
     def _copy_before(self, k: int) -> None:
         """Copy what kernel k lacks, and what the next ones will and is there already."""
-        for j in range(k, min(k + AHEAD, len(self.plan.kernels))):
+        for j in self._ahead(k):
             for buffer, element in self._read(j):
                 if (buffer, element) in self.held or self.written.get(buffer, -1) >= k:
                     continue
@@ -105,10 +138,16 @@ class _Images:
                 self.copies.append(Copy(k, buffer, image, row_width(shape, element)))
 
     def _release_after(self, k: int) -> None:
-        after = range(k + 1, min(k + 1 + AHEAD, len(self.plan.kernels)))
-        soon = {key for j in after for key in self._read(j)}
-        for key in [key for key in self.held if key not in soon]:
+        soon = {key for j in self._ahead(k) if j > k for key in self._read(j)}
+        for key in [key for key in self.held if key not in soon and key not in self.fixed]:
             self.free.append(self.held.pop(key))
+
+    def _ahead(self, k: int) -> Iterator[int]:
+        """Kernel k and the next ones in the same loops."""
+        for j in range(k, min(k + AHEAD, len(self.plan.kernels))):
+            if self.around[j] != self.around[k]:
+                break
+            yield j
 
     def _bytes_held(self) -> int:
         return sum(self.images[i].nbytes for i in self.held.values())

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .kernel import KernelSource
+from .repeat import LoopSource
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """A kernel with its values as numbers; `group` is the group that it belongs to."""
 
-    source: KernelSource
+    source: KernelSource | LoopSource
     group: int
     writes: tuple[int, ...]
     reads: tuple[int, ...]

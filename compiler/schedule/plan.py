@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["input", "output", "scratch", "constant"]
+Role = Literal["input", "output", "scratch", "constant", "view"]
 Access = Literal["read", "read_write", "image1", "image4"]
 
 
@@ -21,6 +21,7 @@ class Buffer:
     ("output", j)           a buffer allocated for the j-th result of each call
     ("arena", block, offset) a range of a scratch block that lives as long as the loaded plan
     ("constant", k)         the plan's k-th constant, uploaded once
+    ("loop", r)             somewhere else in each round of the plan's r-th loop (role "view")
     """
 
     name: str
@@ -59,12 +60,52 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A buffer is copied into an image before a kernel runs, `width` texels to each row."""
+    """A buffer is copied into an image before a kernel runs, `width` texels to each row.
+
+    Inside loops it is copied each time that the kernel runs, or only before the first time.
+    """
 
     kernel: int  # index into Plan.kernels
     buffer: int
     image: int
     width: int
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A buffer that lies at byte `start` + t * `step` of another one in round t."""
+
+    buffer: int
+    stack: int
+    start: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What a round reads (`value`) and leaves for the next one (`after`).
+
+    `after` lies in `even` in even rounds and in `odd` in odd ones; `value` lies in `first` in round
+    0, then where the round before left it. `even` and `odd` may be one buffer.
+    """
+
+    value: int
+    after: int
+    first: int
+    even: int
+    odd: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Kernels `start` to `stop` - 1 run `count` times in a row; loops of a plan nest or lie apart."""
+
+    start: int
+    stop: int
+    count: int
+    rows: tuple[Row, ...] = ()
+    carries: tuple[Carry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +160,11 @@ class Plan:
     features: tuple[str, ...]  # device features the kernels need, e.g. "subgroup"
     images: tuple[Image, ...] = ()
     copies: tuple[Copy, ...] = ()  # in the order of their kernels
+    loops: tuple[Repeat, ...] = ()  # an outer loop before those inside it
 
     @property
     def peak_bytes(self) -> int:
         """Bytes on the device during a call: arguments, results, constants, arena and images."""
-        placed = {b.place: b.nbytes for b in self.buffers if b.place[0] != "arena"}
+        placed = {b.place: b.nbytes for b in self.buffers if b.place[0] not in ("arena", "loop")}
         images = sum(image.nbytes for image in self.images)
         return sum(placed.values()) + sum(self.arena) + images

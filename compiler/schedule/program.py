@@ -13,7 +13,8 @@ from .kernel import KernelSource, Scratch, Stored
 from .memory import Named, aligned, pair
 from .order import Step, dependencies, free_early, frugal, lazy, stable
 from .plan import Role
-from .selection import Group, Selection, stored_base
+from .repeat import LoopSource
+from .selection import Group, LoopGroup, Selection
 from .target import Target
 
 Lower = Callable[[Group, Target], Sequence[KernelSource]]
@@ -53,7 +54,7 @@ class Program:
     """Values by number (inputs, outputs, the rest by first use) and steps in the given order."""
 
     def __init__(self, selection: Selection, target: Target, lower: Lower) -> None:
-        self.graph = selection.graph
+        self.selection, self.graph = selection, selection.graph
         self.made_by = selection.made_by
         self.groups = selection.groups
         self.values: list[Array] = []
@@ -75,7 +76,7 @@ class Program:
         names = graph.output_names or tuple(f"out{j}" for j in range(len(graph.outputs)))
         results: list[Result] = []
         for node, name in zip(graph.outputs, names, strict=True):
-            base = stored_base(node)
+            base = self.selection.base(node)
             if base not in self._number:
                 role = "constant" if base.kind is Kind.CONSTANT else "output"
                 self.values[self._add(base, name, role)].shape = node.shape
@@ -91,6 +92,9 @@ class Program:
 
     def _lower(self, lower: Lower, target: Target) -> Iterator[Step]:
         for g, group in enumerate(self.groups):
+            if isinstance(group, LoopGroup):
+                yield self._loop(g, group)
+                continue
             for source in lower(group, target):
                 if 0 in source.grid:
                     continue  # nothing to compute: every result is empty
@@ -101,15 +105,28 @@ class Program:
                     raise IRError(f"kernel {source.name} binds a value twice")
                 yield Step(source, g, writes, reads)
 
+    def _loop(self, g: int, group: LoopGroup) -> Step:
+        """A loop as one step; its body binds parts of what it reads and writes."""
+        source = LoopSource(group, self._key)
+        bound = [v.bound for v in self.values]
+        writes = tuple(self._bind(v, source) for v in source.writes)
+        reads = tuple(self._bind(v, source) for v in source.reads)
+        for number in (*writes, *reads):
+            self.values[number].bound = number < len(bound) and bound[number]
+        return Step(source, g, writes, reads)
+
     def number(self, value: Stored) -> int:
         """The number of a value that some kernel binds."""
-        return self._number[stored_base(value) if isinstance(value, Node) else value]
+        return self._number[self._key(value)]
 
-    def _bind(self, value: Stored, source: KernelSource) -> int:
-        key = stored_base(value) if isinstance(value, Node) else value
+    def _key(self, value: Stored) -> Stored:
+        return self.selection.base(value) if isinstance(value, Node) else value
+
+    def _bind(self, value: Stored, source: KernelSource | LoopSource) -> int:
+        key = self._key(value)
         if key not in self._number:
             kind = key.kind if isinstance(key, Node) else None
-            if kind is Kind.INPUT:
+            if kind is Kind.INPUT and value not in source.writes:
                 raise IRError(
                     f"kernel {source.name} reads {key!r}, no input of graph {self.graph.name}"
                 )

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir import Graph, Kind, Node
+from ..ops.loop import Loop
 from ..ops.move import MOST_OPERANDS
+from .plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +25,36 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopGroup:
+    """A loop whose body is compiled: `outputs` stand for its results, None for one that nobody reads."""
+
+    op: Loop
+    operands: tuple[Node, ...]
+    outputs: tuple[Node | None, ...]
+    plan: Plan  # of the body, with carries donated where they may be written over
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """The chosen program and its kernels in an order in which each reads only what is there.
 
     Outputs of `graph` are stored values, inputs, constants, or reshapes of these. `classes` has the e-class of each node
-    that was chosen in an e-graph, `made_by` the rule behind it ("" for the traced program's own).
+    that was chosen in an e-graph, `made_by` the rule behind it ("" for the traced program's own). Around loops, parts of
+    the program were chosen apart: `aliases` has the stored value behind each input that stands for another part's result.
     """
 
     graph: Graph
-    groups: tuple[Group, ...]
+    groups: tuple[Group | LoopGroup, ...]
     classes: Mapping[Node, int] = field(default_factory=dict, compare=False, repr=False)
     made_by: Mapping[Node, str] = field(default_factory=dict, compare=False, repr=False)
+    aliases: Mapping[Node, Node] = field(default_factory=dict, compare=False, repr=False)
+
+    def base(self, node: Node) -> Node:
+        """The value whose memory holds `node`."""
+        node = stored_base(node)
+        while node in self.aliases:
+            node = stored_base(self.aliases[node])
+        return node
 
 
 def body(group: Group) -> list[Node]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .kernel import identifiers
 from .plan import Buffer, Kernel, Plan
+from .rounds import Loops
 
 COMPUTES = 96  # characters of "computes" in the table
 ROWS, COLUMNS = 24, 96  # of the picture of a block
@@ -31,8 +32,12 @@ class Column:
 
 
 def plan_text(plan: Plan, measured_ns: Sequence[float] | None = None) -> str:
-    """The kernels of a plan as a table with totals; measured times add their rates and shares."""
-    kernels = plan.kernels
+    """The kernels of a plan as a table with totals; measured times add their rates and shares.
+
+    Of a kernel in a loop, times, bytes and flops are those of all its runs.
+    """
+    kernels, runs = plan.kernels, Loops(plan).runs()
+    pairs = list(zip(kernels, runs, strict=True))
     columns = [
         Column("#", [str(k) for k in range(len(kernels))], right=True),
         Column("kernel", [k.name for k in kernels]),
@@ -40,22 +45,26 @@ def plan_text(plan: Plan, measured_ns: Sequence[float] | None = None) -> str:
         Column("grid", [_by(k.grid) for k in kernels]),
         Column("workgroup", [_by(k.workgroup) for k in kernels]),
         Column("reads -> writes", [_flow(plan, k) for k in kernels]),
-        Column("predicted us", [f"{k.predicted_ns / 1e3:.1f}" for k in kernels], right=True),
-        Column("MB", [f"{_moved(k) / 1e6:.3f}" for k in kernels], right=True),
-        Column("MFLOP", [f"{k.flops / 1e6:.3f}" for k in kernels], right=True),
+        Column("predicted us", [f"{n * k.predicted_ns / 1e3:.1f}" for k, n in pairs], right=True),
+        Column("MB", [f"{n * _moved(k) / 1e6:.3f}" for k, n in pairs], right=True),
+        Column("MFLOP", [f"{n * k.flops / 1e6:.3f}" for k, n in pairs], right=True),
     ]
+    if plan.loops:
+        columns.insert(1, Column("runs", [str(n) for n in runs], right=True))
     if measured_ns is not None:
-        columns += _measured(kernels, measured_ns)
+        columns += _measured(pairs, measured_ns)
     columns.append(Column("computes", [_computes(k) for k in kernels]))
     return "\n".join([_headline(plan, measured_ns), *_table(columns), *_totals(plan)]) + "\n"
 
 
 def _headline(plan: Plan, measured_ns: Sequence[float] | None) -> str:
-    kernels = plan.kernels
-    flops, moved = sum(k.flops for k in kernels), sum(map(_moved, kernels))
-    predicted = sum(k.predicted_ns for k in kernels)
+    kernels = list(zip(plan.kernels, Loops(plan).runs(), strict=True))
+    flops, moved = (sum(n * of(k) for k, n in kernels) for of in (_flops, _moved))
+    predicted = sum(n * k.predicted_ns for k, n in kernels)
+    dispatches = sum(n for _, n in kernels)
     parts = [
         _count(len(kernels), "kernel"),
+        *([f"{dispatches} dispatches"] if plan.loops else []),
         f"{flops / 1e6:.2f} MFLOP",
         f"{moved / 1e6:.2f} MB moved",
         f"{predicted / 1e3:.1f} us predicted",
@@ -65,15 +74,17 @@ def _headline(plan: Plan, measured_ns: Sequence[float] | None) -> str:
     return f"plan {plan.name}: {', '.join(parts)}"
 
 
-def _measured(kernels: Sequence[Kernel], ns: Sequence[float]) -> list[Column]:
+def _measured(kernels: Sequence[tuple[Kernel, int]], ns: Sequence[float]) -> list[Column]:
     if len(ns) != len(kernels):
         raise ValueError(f"needs one time for each of {len(kernels)} kernels, got {len(ns)}")
     total = sum(ns) or 1.0
-    pairs = list(zip(kernels, ns, strict=True))
+    pairs = [(k, n, t) for (k, n), t in zip(kernels, ns, strict=True)]
+    flops = [f"{n * k.flops / t:.2f}" if t else "-" for k, n, t in pairs]
+    moved = [f"{n * _moved(k) / t:.2f}" if t else "-" for k, n, t in pairs]
     return [
         Column("us", [f"{t / 1e3:.1f}" for t in ns], right=True),
-        Column("GFLOP/s", [f"{k.flops / t:.2f}" if t else "-" for k, t in pairs], right=True),
-        Column("GB/s", [f"{_moved(k) / t:.2f}" if t else "-" for k, t in pairs], right=True),
+        Column("GFLOP/s", flops, right=True),
+        Column("GB/s", moved, right=True),
         Column("share", [f"{100 * t / total:.1f}%" for t in ns], right=True),
     ]
 
@@ -83,6 +94,11 @@ def _totals(plan: Plan) -> list[str]:
     over = sum(_written_over(plan, b) is not None for b in plan.buffers)
     blocks = f" in {len(plan.arena)} blocks" if len(plan.arena) > 1 else ""
     lines = [
+        f"  loop {r}: kernels {loop.start} to {loop.stop - 1} run {loop.count} times, with "
+        f"{_count(len(loop.carries), 'carry', 'carries')} and {_count(len(loop.rows), 'stack')}"
+        for r, loop in enumerate(plan.loops)
+    ]
+    lines += [
         f"  arena {_size(sum(plan.arena))}{blocks} holds {_count(scratch, 'scratch buffer')} "
         f"({_size(plan.scratch_bytes)} without reuse)"
     ]
@@ -120,8 +136,12 @@ def _by(sizes: tuple[int, int, int]) -> str:
     return "x".join(map(str, sizes))
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
+def _flops(kernel: Kernel) -> int:
+    return kernel.flops
+
+
+def _count(n: int, what: str, several: str = "") -> str:
+    return f"{n} {what if n == 1 else several or what + 's'}"
 
 
 def _size(nbytes: int) -> str:
@@ -139,12 +159,23 @@ def _written_over(plan: Plan, buffer: Buffer) -> Buffer | None:
 
 
 def lifetimes(plan: Plan) -> list[tuple[int, int] | None]:
-    """The first and last kernel that binds each buffer; None when none does."""
+    """The first and last kernel that binds each buffer; None when none does.
+
+    What a loop reads or writes by its views is in use as long as the loop runs.
+    """
     found: list[tuple[int, int] | None] = [None] * len(plan.buffers)
+
+    def use(buffer: int, first: int, last: int) -> None:
+        start, end = found[buffer] or (first, last)
+        found[buffer] = min(start, first), max(end, last)
+
     for k, kernel in enumerate(plan.kernels):
         for binding in kernel.bindings:
-            first = found[binding.buffer]
-            found[binding.buffer] = (first[0] if first else k, k)
+            use(binding.buffer, k, k)
+    for loop in reversed(plan.loops):
+        stacks = [row.stack for row in loop.rows]
+        for buffer in (*stacks, *(b for c in loop.carries for b in (c.first, c.even, c.odd))):
+            use(buffer, loop.start, loop.stop - 1)
     return found
 
 
@@ -174,7 +205,7 @@ def memory_map(plan: Plan) -> str:
 
 
 def _totals_by_role(plan: Plan) -> list[str]:
-    own = {b.place: b for b in plan.buffers if b.place[0] != "arena"}.values()
+    own = {b.place: b for b in plan.buffers if b.place[0] not in ("arena", "loop")}.values()
     names = {"input": "arguments", "output": "results of their own", "constant": "constants"}
     lines: list[str] = []
     for kind, name in names.items():

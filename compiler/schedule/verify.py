@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import IRError
 from ..types import DTYPES
 from .images import TEXELS
-from .plan import Buffer, Copy, Kernel, Plan
+from .plan import Buffer, Copy, Kernel, Plan, Row
+from .rounds import Loops, Rounds
 from .target import Target
 
 MAX_WORKGROUP_Z = 64  # the WebGPU floor, which no device raises
+_ROUNDS = 4  # of a loop are followed: the first ones, of both parities, and the last
 
 
 def verify_plan(plan: Plan, target: Target) -> None:
@@ -25,17 +27,25 @@ def verify_plan(plan: Plan, target: Target) -> None:
     _check_tables(plan)
     for buffer in plan.buffers:
         _check_buffer(plan, buffer, target)
-    memory = _Contents(plan)
+    loops = Loops(plan)
+    memory = _Contents(plan, loops)
     copies: dict[int, list[Copy]] = {}
     for copy in plan.copies:
         copies.setdefault(copy.kernel, []).append(copy)
     for number, kernel in enumerate(plan.kernels):
         where = f"plan {plan.name}, kernel {number} ({kernel.name})"
         _check_kernel(plan, kernel, target, where)
-        _check_sharing(plan, kernel, where)
+    for number, rounds in loops.schedule(_ROUNDS):
+        kernel = plan.kernels[number]
+        where = f"plan {plan.name}, kernel {number} ({kernel.name})"
+        where += "".join(f", round {t} of loop {r}" for r, t in rounds.items())
+        memory.rounds = rounds
+        _check_sharing(memory, kernel, where)
         for copy in copies.get(number, ()):
-            memory.copy(copy, where)
+            if not (copy.once and any(rounds.values())):
+                memory.copy(copy, where)
         memory.run(kernel, where)
+    memory.rounds = {}
     for j, number in enumerate(plan.outputs):
         memory.check(number, f"plan {plan.name}, result {j}")
 
@@ -56,9 +66,52 @@ def _check_tables(plan: Plan) -> None:
         place, name = plan.buffers[n].place, plan.buffers[n].name
         fits = plan.buffers[n].role == "input" and place == ("input", i)
         _need(fits, where, f"input {i} needs a place ('input', {i}), {name} lies at {place}")
+    _check_loops(plan, where)
     for i in plan.donated:
         total = len(plan.inputs)
         _need(0 <= i < total, where, f"donates input {i} of {total} inputs")
+
+
+def _check_loops(plan: Plan, where: str) -> None:
+    """Loops hold kernels, nest or lie apart, and say where each of their views lies."""
+    count, viewed = len(plan.buffers), list[int]()
+    for r, loop in enumerate(plan.loops):
+        span, total = f"{loop.start}:{loop.stop}", len(plan.kernels)
+        fits = 0 <= loop.start < loop.stop <= total and loop.count >= 1
+        _need(fits, where, f"loop {r} runs kernels {span} of {total} {loop.count} times")
+        for q, inner in enumerate(plan.loops[r + 1 :], r + 1):
+            apart = inner.start >= loop.stop or inner.stop <= loop.start
+            inside = loop.start <= inner.start and inner.stop <= loop.stop
+            _need(apart or inside, where, f"loops {r} and {q} neither nest nor lie apart")
+        mine = [row.buffer for row in loop.rows]
+        mine += [b for c in loop.carries for b in (c.value, c.after)]
+        others = [row.stack for row in loop.rows]
+        others += [b for c in loop.carries for b in (c.first, c.even, c.odd)]
+        for n in (*mine, *others):
+            _need(0 <= n < count, where, f"loop {r} names buffer {n} of {count} buffers")
+        for n in mine:
+            place = plan.buffers[n].place
+            _need(place == ("loop", r), where, f"a view of loop {r} lies at {place}")
+        viewed += mine
+        for row in loop.rows:
+            _check_row(plan, row, loop.count, where)
+        for carry in loop.carries:
+            sizes = {plan.buffers[n].nbytes for n in (carry.value, carry.after, carry.even)}
+            sizes |= {plan.buffers[n].nbytes for n in (carry.first, carry.odd)}
+            _need(len(sizes) == 1, where, f"a carry of loop {r} has {sorted(sizes)} bytes")
+    _need(len(set(viewed)) == len(viewed), where, "a view lies in two places")
+    views = {n for n, b in enumerate(plan.buffers) if b.place[0] == "loop"}
+    _need(views == set(viewed), where, "a view lies in no loop that the plan has")
+
+
+def _check_row(plan: Plan, row: Row, count: int, where: str) -> None:
+    """All rows lie inside their stack."""
+    nbytes, whole = plan.buffers[row.buffer].nbytes, plan.buffers[row.stack].nbytes
+    ends = row.start, row.start + (count - 1) * row.step
+    fits = min(ends) >= 0 and max(ends) + nbytes <= whole and abs(row.step) >= nbytes
+    name = plan.buffers[row.stack].name
+    _need(fits or count == 1 and max(ends) + nbytes <= whole, where,
+          f"rows of {nbytes} bytes from {row.start} by {row.step} leave {name} of {whole} bytes")  # fmt: skip
 
 
 def _check_buffer(plan: Plan, buffer: Buffer, target: Target) -> None:
@@ -73,6 +126,7 @@ def _check_buffer(plan: Plan, buffer: Buffer, target: Target) -> None:
         "output": len(plan.outputs),
         "arena": len(plan.arena),
         "constant": len(plan.constants),
+        "loop": len(plan.loops),
     }
     kind, number = buffer.place[:2]
     size = 3 if kind == "arena" else 2
@@ -105,10 +159,13 @@ def _check_kernel(plan: Plan, kernel: Kernel, target: Target, where: str) -> Non
         _need(got <= most, where, f"binds at most {most} bytes, {buffer.name} has {got}")
 
 
-def _check_sharing(plan: Plan, kernel: Kernel, where: str) -> None:
+def _check_sharing(memory: _Contents, kernel: Kernel, where: str) -> None:
     """What one kernel may do with memory: bindings of one device buffer, and ranges that meet."""
-    bound = [(plan.buffers[b.buffer], b.access) for b in kernel.bindings]
+    plan = memory.plan
+    bound = [(memory.placed(b.buffer), b.access) for b in kernel.bindings]
     written = {buffer.place[:2] for buffer, _ in bound[: kernel.writes]}
+    if memory.rounds:  # in other rounds they may share memory with what is written then
+        written |= {buffer.place[:2] for buffer, access in bound if access == "read_write"}
     for k, (buffer, access) in enumerate(bound):
         writes, (kind, number) = k < kernel.writes, buffer.place[:2]
         need = "read_write" if writes or buffer.place[:2] in written else "read"
@@ -165,8 +222,10 @@ class _Region:
 class _Contents:
     """Which buffer's value each byte and each image holds, as kernels run."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, loops: Loops) -> None:
         self.plan = plan
+        self.loops = loops
+        self.rounds: Rounds = {}
         self.images: dict[int, int] = {}
         self.regions: dict[tuple[str | int, ...], _Region] = {}
         for number, buffer in enumerate(plan.buffers):
@@ -176,11 +235,23 @@ class _Contents:
     def _region(self, buffer: Buffer) -> _Region:
         return self.regions.setdefault(buffer.place[:2], _Region())
 
+    def placed(self, number: int) -> Buffer:
+        """The buffer with the place that it has in this round."""
+        base, start = self.loops.locate(number, self.rounds)
+        if base == number:
+            return self.plan.buffers[number]
+        place = self.plan.buffers[base].place
+        offset = start + (place[2] if len(place) == 3 else 0)
+        return replace(self.plan.buffers[number], place=(place[0], place[1], offset))
+
     def check(self, number: int, where: str) -> None:
         """Raises unless all bytes of the buffer hold its value."""
-        buffer = self.plan.buffers[number]
-        held = self._region(buffer).holds(*_bytes(buffer))
-        if math.prod(buffer.shape) == 0 or held == [(*_bytes(buffer), number)]:
+        buffer, (number, _) = self.placed(number), self.loops.locate(number, self.rounds)
+        start, end = _bytes(buffer)
+        held = self._region(buffer).holds(start, end)
+        whole = bool(held) and held[0][0] <= start and held[-1][1] >= end
+        whole = whole and all(a[1] == b[0] for a, b in zip(held, held[1:], strict=False))
+        if math.prod(buffer.shape) == 0 or (whole and all(owner == number for *_, owner in held)):
             return
         others = [self.plan.buffers[owner].name for _, _, owner in held if owner != number]
         what = f"hold {' and '.join(others)}" if others else "were never written"
@@ -188,12 +259,12 @@ class _Contents:
 
     def _check_update(self, number: int, before: int, where: str) -> None:
         """Raises unless a buffer that is written in part holds what it is made from."""
-        buffer = self.plan.buffers[number]
+        buffer, old = self.placed(number), self.placed(before)
+        number, _ = self.loops.locate(number, self.rounds)
         held = {owner for _, _, owner in self._region(buffer).holds(*_bytes(buffer))}
         if held != {number}:
             _need(
-                _bytes(buffer) == _bytes(self.plan.buffers[before])
-                and buffer.place[:2] == self.plan.buffers[before].place[:2],
+                _bytes(buffer) == _bytes(old) and buffer.place[:2] == old.place[:2],
                 where, f"writes a part of {buffer.name}, which {self.plan.buffers[before].name} "
                 "was not copied to",
             )  # fmt: skip
@@ -227,5 +298,11 @@ class _Contents:
         for k, before in kernel.updates:
             self._check_update(kernel.bindings[k].buffer, before, where)
         for binding in kernel.bindings[: kernel.writes]:
-            buffer = self.plan.buffers[binding.buffer]
-            self._region(buffer).write(*_bytes(buffer), binding.buffer)
+            self._write(binding.buffer)
+
+    def _write(self, number: int) -> None:
+        buffer, (base, _) = self.placed(number), self.loops.locate(number, self.rounds)
+        self._region(buffer).write(*_bytes(buffer), base)
+        stack = self.loops.stack(number, self.rounds)
+        if stack is not None:  # the last row: those of rounds that were left out are written too
+            self._write(stack)
