@@ -51,7 +51,7 @@ def choices(search: Search, most: int) -> list[Choice]:
         if most <= 0:
             break
         c = classes[len(classes) // 2]
-        tried = [_forced(search, c, n) for n in _alternatives(d, c)]
+        tried = [_forced(search, c, n) for n in alternatives_of(d, c)]
         most -= len(tried)
         others = [o for o in tried if _counts(p, o, c, LITTLE * d.cost)]
         if others:
@@ -63,11 +63,11 @@ def _decided(search: Search) -> list[int]:
     """Classes of the program that have alternatives, in the order in which they are explained."""
     p, d = search.p, search.draft
     place = {c: i for i, orbit in enumerate(search.orbits) for c in orbit}
-    found = [c for c in p.live if search.moves.is_live(c) and _alternatives(d, c)]
+    found = [c for c in p.live if search.moves.is_live(c) and alternatives_of(d, c)]
     return sorted(found, key=lambda c: (not _heavy(p, c), -p.numel[c], -place[c], c))
 
 
-def _alternatives(d: Draft, c: int) -> list[int]:
+def alternatives_of(d: Draft, c: int) -> list[int]:
     """E-nodes that a class could have been, other views of the same value left out."""
     p, chosen = d.p, d.choice[c]
     moved = p.role[chosen] in MOVES
@@ -76,7 +76,7 @@ def _alternatives(d: Draft, c: int) -> list[int]:
 
 def _texts(d: Draft, c: int) -> list[str]:
     chosen = d.choice[c]
-    return [describe(d, n) for n in (chosen, *_alternatives(d, c))]
+    return [describe(d, n) for n in (chosen, *alternatives_of(d, c))]
 
 
 def _counts(p: Problem, other: Other, c: int, little: float) -> bool:
@@ -107,7 +107,7 @@ def _forced(search: Search, c: int, n: int) -> Other:
         return Other(text, None, "its operands have no term", is_view)
     mark = d.mark()
     before = _sums(d)
-    legal = trial(d, _all_results(d, c, n), force=True)
+    legal = trial(d, all_results(d, c, n), force=True)
     loss, why = None, "no legal kernels"
     if legal:
         touched = set(d.touched)
@@ -119,7 +119,7 @@ def _forced(search: Search, c: int, n: int) -> Other:
     return Other(text, loss, why, is_view)
 
 
-def _all_results(d: Draft, c: int, n: int) -> Move:
+def all_results(d: Draft, c: int, n: int) -> Move:
     """Flip a class; results of one op go together, both to it and away from it."""
     p = d.p
     flips = {c: n}

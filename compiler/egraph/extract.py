@@ -97,8 +97,12 @@ def as_traced(graph: Graph, target: Target) -> Totals:
     snapshot = from_nodes(list(graph.outputs))
     donated = donated_classes(snapshot, graph)
     p = problem(snapshot, target.max_bindings, condense=False, donated=donated)
-    pricer = Pricer(p, target)
-    return totals(start(p, pricer, greedy(p, node_costs(p, pricer, fused=False)), everything=True))
+    return totals(separated(p, Pricer(p, target)))
+
+
+def separated(p: Problem, pricer: Pricer) -> Draft:
+    """Every value that an op computes stored."""
+    return start(p, pricer, greedy(p, node_costs(p, pricer, fused=False)), everything=True)
 
 
 def two_step(p: Problem, pricer: Pricer, color: list[int]) -> Draft:

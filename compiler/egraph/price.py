@@ -107,10 +107,13 @@ class _Alike:
 
 
 class Pricer:
-    """Legality and price of the kernels of one problem on one target. Prices are remembered."""
+    """Legality and price of the kernels of one problem on one target. Prices are remembered.
 
-    def __init__(self, p: Problem, target: Target) -> None:
-        self.p, self.target, self.calls = p, target, 0
+    With `staged` rows are reduced by two kernels (True) or one (False) wherever that is possible.
+    """
+
+    def __init__(self, p: Problem, target: Target, staged: bool | None = None) -> None:
+        self.p, self.target, self.calls, self.staged = p, target, 0, staged
         self.legality = Legality(p, target)
         self._known: dict[tuple[tuple[int, ...], ...], Priced | None] = {}
         self._alike = _Alike(p)
@@ -168,7 +171,7 @@ class Pricer:
         levels, stores = self._levels(b)
         plan = RowPlan(1, 1.0, False)
         if b.main >= 0:
-            plan = row_plan(self.p.patterns[b.main], levels, stores, self.target)
+            plan = row_plan(self.p.patterns[b.main], levels, stores, self.target, self.staged)
         work = measure(self.p, b, again=b.main >= 0 and self._rereads(b, plan))
         anchors = [self.anchor(a) for a in work.anchors]
         if any(a is None for a in anchors):
@@ -182,7 +185,7 @@ class Pricer:
         busy = arithmetic / plan.used + sum(a.busy for a in heavy)
         time = _overlap(memory / plan.used, busy)
         if b.column >= 0:
-            columns = row_plan(self.p.patterns[b.column], 1, False, self.target)
+            columns = row_plan(self.p.patterns[b.column], 1, False, self.target, self.staged)
             launches += columns.launches
             time += _overlap(memory / columns.used, arithmetic / columns.used)
             nbytes *= 2

@@ -24,8 +24,11 @@ class RowPlan(NamedTuple):
     staged: bool
 
 
-def row_plan(pattern: Pattern, levels: int, stores: bool, target: Target) -> RowPlan:
-    """The kernels for `levels` dependent reductions, after which elements are stored or not."""
+def row_plan(
+    pattern: Pattern, levels: int, stores: bool, target: Target, staged: bool | None = None
+) -> RowPlan:
+    """The kernels for `levels` dependent reductions, after which elements are stored or not;
+    `staged` says whether there are two for each reduction, where both ways are possible."""
     along = not pattern.last_kept
     cpu = target.kind == "cpu"
     wide = pattern.run >= 4 and (pattern.run % 4 == 0 or (along and cpu))
@@ -37,7 +40,7 @@ def row_plan(pattern: Pattern, levels: int, stores: bool, target: Target) -> Row
     iterations = trips * passes + trips * passes // 64 + RESERVE
     fits = not target.loop_limit or iterations <= target.loop_limit
     enough = units >= BUSY_ROWS[target.kind] or trips * passes <= SEQUENTIAL[target.kind]
-    if not (fits and enough):
+    if not fits or (not enough if staged is None else staged):
         return RowPlan(2 * levels + stores, 1.0, True)
     many = target.profile.rows if cpu else target.profile.rows * FULL_ROWS
     return RowPlan(1, min(1.0, max(1, units) * threads / many), False)
