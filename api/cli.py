@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import eggpu
-from eggpu.commands import calibrate, devices, doctor, embed, generate, inspect, rules, train
+from eggpu.commands import calibrate, devices, doctor, embed, generate, inspect, rules, serve, train
 from eggpu.commands import compile as compile_
 from eggpu.compiler.errors import EggpuError
 from eggpu.runtime import DeviceError, DonatedError, KernelError
@@ -48,6 +48,6 @@ def parser() -> argparse.ArgumentParser:
     commands = out.add_subparsers(title="commands", metavar="COMMAND", required=True)
     devices.add(commands, common)
     rules.add(commands, common)
-    for command in (train, generate, embed, compile_, inspect, calibrate, doctor):
+    for command in (train, generate, serve, embed, compile_, inspect, calibrate, doctor):
         command.add(commands, chosen)
     return out

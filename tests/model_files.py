@@ -113,3 +113,54 @@ def tiny_llama(seed=0, **changes):
 def full_logits(model, tokens):
     """Logits of all positions without a cache, (batch, t, vocab)."""
     return eg.compile(lambda m, t: m(t))(model, np.asarray(tokens, np.int32)).numpy()
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def tiny_folder(path, seed=0, context=96):
+    """A folder as of Hugging Face: a small random Llama whose tokens are printable characters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = ["\u0120" if c == 32 else chr(c) for c in range(32, 127)]
+    tokens = ["<s>", "</s>", *letters]
+    inner = Tokenizer(models.BPE(vocab={t: k for k, t in enumerate(tokens)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<s>", "</s>"])
+    path.mkdir(parents=True, exist_ok=True)
+    inner.save(str(path / "tokenizer.json"))
+    config = {
+        "model_type": "llama", "vocab_size": len(tokens), "hidden_size": 32,
+        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": context, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "eos_token_id": 1, "bos_token_id": 0,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    settings = {"chat_template": TEMPLATE, "bos_token": "<s>", "eos_token": "</s>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "embed_tokens": (len(tokens), 32), "norm": (32,),
+        **{
+            f"layers.{k}.{name}": shape
+            for k in range(2)
+            for name, shape in {
+                "input_layernorm": (32,), "post_attention_layernorm": (32,),
+                "self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32),
+                "self_attn.v_proj": (16, 32), "self_attn.o_proj": (32, 32),
+                "mlp.gate_proj": (48, 32), "mlp.up_proj": (48, 32), "mlp.down_proj": (32, 48),
+            }.items()
+        },
+    }  # fmt: skip
+    made = {
+        f"model.{name}.weight": (
+            "F32", (0.3 * rng.normal(size=shape) + (len(shape) == 1)).astype(np.float32)
+        )
+        for name, shape in shapes.items()
+    }  # fmt: skip
+    (path / "model.safetensors").write_bytes(safetensors_bytes(made))
+    return path

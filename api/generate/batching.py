@@ -122,7 +122,7 @@ class Batcher:
         s = model.settings
         if slots < 1:
             raise GenerationError(f"needs at least 1 slot, got {slots}")
-        self.model, self.waiting_most, self.cache_dtype = model, waiting, cache_dtype
+        self.model, self.cache_dtype, self.most_waiting = model, cache_dtype, waiting
         self.context = min(context or s.context, s.context)
         self.sizes = tuple(sorted(n for n in {1, *sizes} if n <= self.context))
         self._decode: Compiled = eg.compile(
@@ -134,11 +134,12 @@ class Batcher:
         self._slots: list[Continuation | None] = [None] * slots
         self._waiting: deque[Continuation] = deque()
         self._lock = threading.Lock()
-        self.work = threading.Condition(self._lock)  # told when something was submitted
+        self._work = threading.Condition(self._lock)  # told when there is something to do
         self._active: dict[tuple[bool, ...], Array] = {}
         self._reset()
 
     def _reset(self) -> None:
+        self._broken = False
         s, n = self.model.settings, len(self._slots)
         cache = empty(len(s.layers), n, s.kv_heads, self.context, s.head_size, self.cache_dtype)
         self._state = Slots(
@@ -153,9 +154,30 @@ class Batcher:
         return sum(len(c._versions) for c in (self._decode, self._prefill))
 
     @property
+    def slots(self) -> int:
+        """Texts that are continued at once at most."""
+        return len(self._slots)
+
+    @property
     def running(self) -> int:
         """Texts in slots."""
         return sum(s is not None for s in self._slots)
+
+    @property
+    def waiting(self) -> int:
+        """Texts that wait for a slot."""
+        return len(self._waiting)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there is something to do, or `wake` is called, at most so long."""
+        with self._work:
+            if not self._waiting and not self.running:
+                self._work.wait(seconds)
+
+    def wake(self) -> None:
+        """End a `wait`."""
+        with self._work:
+            self._work.notify_all()
 
     def warm(self) -> None:
         """Compile all programs, by running them on slots that nobody has."""
@@ -183,21 +205,23 @@ class Batcher:
             tuple(ids), sampling or Sampling(), most, take, end, min(top, vocab)
         )
         with self._lock:
-            if len(self._waiting) >= self.waiting_most:
+            if len(self._waiting) >= self.most_waiting:
                 raise BusyError(f"{len(self._waiting)} texts are waiting; try again later")
             self._waiting.append(sequence)
-            self.work.notify_all()
+            self._work.notify_all()
         return sequence
 
     def cancel(self, sequence: Continuation) -> None:
         """End a text before its next token; one that has ended stays as it is."""
         with self._lock:
             sequence.canceled = True
-            self.work.notify_all()
+            self._work.notify_all()
 
     def step(self) -> bool:
         """Take in a chunk of a prompt, then choose a token of every text whose prompt is taken in.
         False when there is nothing to do."""
+        if self._broken:
+            self._reset()
         self._admit()
         prompts = [s for s in self._slots if s is not None and s.taken < len(s.ids)]
         if prompts:
@@ -208,14 +232,14 @@ class Batcher:
         return bool(prompts) or any(running)
 
     def fail(self, message: str) -> None:
-        """End every text, those that wait too, after an error in a step."""
+        """End every text, those that wait too; the next step begins with an empty cache."""
         with self._lock:
             ended = [s for s in self._slots if s is not None] + list(self._waiting)
             self._waiting.clear()
             self._slots = [None] * len(self._slots)
+            self._broken = True
         for sequence in ended:
             sequence.end(f"error: {message}")
-        self._reset()
 
     def _admit(self) -> None:
         """Let go of what was canceled, and give free slots to those that waited longest."""
