@@ -10,7 +10,7 @@ from eggpu.generate.batching import Batcher, BusyError
 from eggpu.generate.generator import GenerationError
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 3, 8, 46, 2, 6, 43]
-SIZES = (1, 4, 16)
+SIZES = (4, 16)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def batcher(model):
 
 @pytest.fixture(scope="module")
 def alone(model):
-    return Generator(model, context=48, sizes=SIZES)
+    return Generator(model, context=48, sizes=(1, *SIZES))
 
 
 class Taken:
@@ -123,7 +123,7 @@ def test_four_bytes_a_text_and_step_are_read(batcher):
 def test_ends_and_cancels(batcher, alone):
     known = list(alone.start([PROMPT]).tokens(6))
     stopped = Taken(batcher, PROMPT, 6, stop=(known[2],))
-    full = Taken(batcher, [1] * 46, 10)
+    full = Taken(batcher, PROMPT + PROMPT[::-1] + [1] * 4, 10)  # its last chunk does not fit
     long = Taken(batcher, PROMPT, 25)
     waiting = Taken(batcher, PROMPT)
     batcher.step()
@@ -133,6 +133,7 @@ def test_ends_and_cancels(batcher, alone):
     assert stopped.chosen == known[: known.index(known[2]) + 1]
     assert stopped.reasons == ["stop"]
     assert (len(full.tokens), full.reasons) == (3, ["length"])
+    assert full.chosen == full.expected(alone)
     assert long.reasons == ["cancel"]
     assert len(long.tokens) < 25
     assert (waiting.tokens, waiting.reasons) == ([], ["cancel"])

@@ -24,7 +24,7 @@ def language(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def batcher(language):
-    made = Batcher(language.model, slots=3, context=96, sizes=(1, 16), waiting=8)
+    made = Batcher(language.model, slots=3, context=96, sizes=(16,), waiting=8)
     made.warm()
     return made
 

@@ -17,10 +17,12 @@ import numpy as np
 import eggpu as eg
 from eggpu.compiler.errors import EggpuError
 from eggpu.compiler.tracing import Array, array
-from eggpu.generate.generator import SIZES, Decoder, GenerationError, last
+from eggpu.generate.generator import Decoder, GenerationError, last
 from eggpu.generate.sampling import Knobs, Sampling, choose, knobs
-from eggpu.models.cache import Cache, Place, chunk, empty
+from eggpu.models.cache import Cache, Place, empty
 from eggpu.session import Compiled
+
+BUCKETS = (32, 256)  # tokens of the plans for prompts
 
 
 class BusyError(EggpuError):
@@ -117,14 +119,14 @@ class Batcher:
 
     def __init__(
         self, model: Decoder, *, slots: int = 4, context: int | None = None, waiting: int = 64,
-        cache_dtype: str = "f32", sizes: Sequence[int] = SIZES, **options: Any,
+        cache_dtype: str = "f32", sizes: Sequence[int] = BUCKETS, **options: Any,
     ) -> None:  # fmt: skip
         s = model.settings
         if slots < 1:
             raise GenerationError(f"needs at least 1 slot, got {slots}")
         self.model, self.cache_dtype, self.most_waiting = model, cache_dtype, waiting
         self.context = min(context or s.context, s.context)
-        self.sizes = tuple(sorted(n for n in {1, *sizes} if n <= self.context))
+        self.sizes = tuple(sorted({min(n, self.context) for n in sizes}))
         self._decode: Compiled = eg.compile(
             decode, donate=("slots", "options"), name="decode", **options
         )
@@ -259,12 +261,13 @@ class Batcher:
 
     def _chunk(self, sequence: Continuation) -> None:
         slot = self._slots.index(sequence)
-        left = sequence.ids[sequence.taken :]
-        size, count = chunk(len(left), self.context - sequence.taken, self.sizes)
-        token, logprob = self._run_prefill(
-            slot, sequence.taken, left[:count], size, sequence.sampling, sequence.ids
-        )
-        sequence.taken += count
+        left = len(sequence.ids) - sequence.taken
+        size = min((n for n in self.sizes if n >= left), default=self.sizes[-1])
+        # a chunk that would pass the context's end begins earlier, and writes the same again
+        at = min(sequence.taken, self.context - size)
+        ids = sequence.ids[at : at + size]
+        token, logprob = self._run_prefill(slot, at, ids, size, sequence.sampling, sequence.ids)
+        sequence.taken = at + len(ids)
         if sequence.taken == len(sequence.ids):
             self._deliver(slot, token, logprob, 0)
 
