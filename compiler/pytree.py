@@ -157,13 +157,18 @@ def _unflatten(s: Structure, leaves: Sequence[Any], at: int) -> Any:
 
 
 def paths(structure: Structure, prefix: str = "") -> list[str]:
-    """A dotted name for each leaf: `blocks.0.attn.q.weight`."""
+    """A dotted name for each leaf: `blocks.0.attn.q.weight`.
+
+    A class may name one of its fields `inline`: the name of that field is left out.
+    """
     if structure.kind == "leaf":
         return [prefix]
     names = structure.keys or range(len(structure.children))
+    inline = getattr(structure.kind, "inline", None)
     out: list[str] = []
     for name, child in zip(names, structure.children, strict=True):
-        out += paths(child, f"{prefix}.{name}" if prefix else str(name))
+        inner = f"{prefix}.{name}" if prefix else str(name)
+        out += paths(child, prefix if name == inline else inner)
     return out
 
 

@@ -80,6 +80,12 @@ from eggpu.nn.module import state_dict as state_dict
 from eggpu.nn.module import summary as summary
 from eggpu.nn.norm import BatchNorm as BatchNorm
 from eggpu.nn.norm import GroupNorm as GroupNorm
+from eggpu.nn.recurrent import GRU as GRU
+from eggpu.nn.recurrent import LSTM as LSTM
+from eggpu.nn.recurrent import RNN as RNN
+from eggpu.nn.recurrent import GRUCell as GRUCell
+from eggpu.nn.recurrent import LSTMCell as LSTMCell
+from eggpu.nn.recurrent import RNNCell as RNNCell
 from eggpu.nn.torch_state import from_torch_state as from_torch_state
 from eggpu.nn.torch_state import to_torch_state as to_torch_state
 from eggpu.nn.transformer import GPT as GPT

@@ -88,8 +88,10 @@ def _walk(
     for key, child in zip(s.keys or range(len(s.children)), s.children, strict=True):
         hidden = is_module and issubclass(s.kind, Sequential)  # `layers` is not in PyTorch's name
         turned = is_module and issubclass(s.kind, Linear) and key == "weight"
-        below = torch if hidden else _joined(torch, key)
-        yield from _walk(child, _joined(name, key), below, turned, attentions)
+        inline = is_module and key == getattr(s.kind, "inline", None)  # in no name
+        below = torch if hidden or inline else _joined(torch, key)
+        here = name if inline else _joined(name, key)
+        yield from _walk(child, here, below, turned, attentions)
 
 
 def _joined(prefix: str, key: Any) -> str:
