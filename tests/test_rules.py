@@ -73,6 +73,23 @@ REFUSED = {
     "index-broadcast": {"a": -2},
     "causal-reshape": {"t": (4, 3)},
     "causal-broadcast": {"s": (2, 1, 4)},
+    "keys-not-below": {"a": 1.0},
+    "keys-not-from": {"a": 4.0},
+    "keys-reshape": {"t": (4, 10)},
+    "keys-broadcast": {"s": (1, 4, 1)},
+    "keys-back": {"e": "i32[2, 4, 2]", "t": (8, 2), "s": (2, 4, 2)},
+    # more rows than the kernels for few rows take
+    **{
+        f"decode-{form}{case}": {
+            "q": "f32[2, 17, 3]", "x": x, "m": "bool[2, 17, 4]", "a": "i32[2, 17, 1]",
+            "b": "i32[2, 17, 1]", "s": (2, 17, 4),
+        }
+        for form in ("online", "phases", "split")
+        for case, x in (
+            ("", ""), ("-mask", "bool[2, 17, 4]"), ("-bias", "f32[2, 17, 4]"),
+            ("-bounds", "(Between a b s)"), ("-bounds-mask", "(And (Between a b s) m)"),
+        )
+    },
     "mask-by-adding": {"f": -100.0},
     "scores-softcap": {"d": -2.0},
     # softmax over the queries

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from ..errors import CompileError
 from ..index import Index
 from ..ir import Node
+from ..ops.decode import DecodeBase
 from ..ops.fused import Attention, AttentionBackward, Get
 from ..schedule.kernel import KernelSource
 from ..schedule.space import Analysis
 from ..schedule.tile import Tile
 from ..schedule.tile_attention import Pass, attention_candidates
 from .contract import Operand, load_cost, load_function, store_function, stores_fours, write_tile
+from .decode import lower_decode
 from .emitter import Emitter, Value
 from .source import Job, finish
 
@@ -36,6 +38,8 @@ def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
     v)."""
     node = analysis.anchor
     assert node is not None
+    if isinstance(node.op, DecodeBase):
+        return lower_decode(job, analysis)
     outputs = [o for o in job.group.outputs if o.type.size]
     passes: tuple[Pass, ...] = ("forward",) if len(node.operands) < len(_BACKWARD) else ("q", "kv")
     kernels: list[KernelSource] = []

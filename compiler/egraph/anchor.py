@@ -7,9 +7,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..ir import Kind
+from ..ops.decode import DecodeBase
 from ..schedule.target import Target
 from ..schedule.tile import candidates
 from ..schedule.tile_attention import Pass, attention_candidates
+from ..schedule.tile_decode import FORMS, decode_ns, decode_shape, decode_tile
 from ..types import Type
 from .graph import Problem
 
@@ -64,6 +66,8 @@ def anchor_cost(p: Problem, target: Target, a: Anchor) -> AnchorCost | None:
             compared = float(result.size * (min(RUN, result.shape[-1]) + steps * 32))
             moved = 16.0 * result.size * steps
             return AnchorCost(compared / profile.elementwise, steps, moved, compared)
+        case Kind.TUPLE if isinstance(op, DecodeBase):
+            return _decode(target, op, types)
         case Kind.TUPLE if len(types) >= 3:
             cost = _attention(target, types, a.results)
             causal = bool(op.attributes().get("causal"))
@@ -125,6 +129,26 @@ def _attention(target: Target, types: list[Type], results: tuple[int, ...]) -> A
         busy += flops / target.profile.attention / efficiency
         total += flops
     return AnchorCost(busy, max(0, len(steps) - 1), 0.0, total)
+
+
+def _decode(target: Target, op: DecodeBase, types: list[Type]) -> AnchorCost | None:
+    """Attention of a few rows is one kernel; of split keys, one more that joins the parts."""
+    q, k, v = types[:3]
+    if not q.size or not v.shape[-1]:
+        return AnchorCost(0.0, 0, 0.0, 0.0)
+    shape = decode_shape(q.shape, k.shape, v.shape)
+    form = FORMS[op.name]
+    tile = decode_tile(target, form, shape)
+    if tile is None:
+        return None
+    share = op.read_share
+    flops = 2.0 * shape.heads * shape.rows * shape.keys * (shape.d + shape.dv) * share
+    busy = decode_ns(target, form, shape, tile, share, copied=not op.bounded)
+    lines = shape.heads * shape.rows
+    nbytes = 8.0 * lines * shape.keys * share if form == "phases" else 0.0
+    if tile.splits > 1:
+        nbytes = 8.0 * tile.splits * lines * (shape.dv + 2)
+    return AnchorCost(busy, tile.splits > 1, nbytes, flops)
 
 
 @lru_cache(maxsize=1024)

@@ -195,12 +195,14 @@ class Legality:
             case Kind.CONTRACT | Kind.SCATTER:
                 return TILE
             case Kind.TUPLE:
-                return RESULT if self._plain(b, c) else None
+                free = getattr(op, "computes_operands", False)
+                return RESULT if free or self._plain(b, c) else None
             case _:
                 return SEALED
 
     def _plain(self, b: Body, anchor: int) -> bool:
-        """True when what an op with several results reads is moved only, never computed."""
+        """True when what an op with several results reads is moved only, never computed: elements
+        may be read often."""
         p, stack, seen = self.p, [anchor], {anchor}
         while stack:
             n = b.choice[stack.pop()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from ..types import Type
@@ -11,6 +12,7 @@ from .legal import FULL, TRANSPOSED, Body
 
 TILE_SIDE = 64  # of a contraction: a tile of one side computes the elements of the other side
 VECTOR = 4  # elements that an invocation computes
+KEYED = (1, 2)  # operands of attention that are read as far as keys count
 
 
 @dataclass(slots=True)
@@ -128,10 +130,12 @@ def _descend_anchor(p: Problem, b: Body, w: Work, c: int) -> None:
     if p.role[n] == CONTRACT:
         words = _words(p, b, kids[0]), _words(p, b, kids[-1])
     w.anchors.append(Anchor(n, a, z, tuple(sorted(results)), words))
-    for k, again in zip(kids, _rereads(p, n), strict=True):
+    share = getattr(p.snapshot.ops[n], "read_share", 1.0)
+    for place, (k, again) in enumerate(zip(kids, _rereads(p, n), strict=True)):
+        part = math.ceil(p.numel[k] * share) if place in KEYED else p.numel[k]
         w.passes[k] = 1
-        w.need[k] = max(w.need.get(k, 0), p.numel[k] * again)
-        w.touched[k] = p.numel[k]
+        w.need[k] = max(w.need.get(k, 0), part * again)
+        w.touched[k] = max(w.touched.get(k, 0), part)
 
 
 def _words(p: Problem, b: Body, c: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..ir import Node as Node
 from ..types import DType
+from . import decode as decode
 from . import packed as packed
 from . import random as random
 from .contract import dot as dot

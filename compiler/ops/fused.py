@@ -34,7 +34,7 @@ class Get(Op):
 
 
 @dataclass(frozen=True)
-class _AttentionBase(Op):
+class AttentionBase(Op):
     """Attributes of attention. Key j is visible to query i when
 
     causal:     j <= i + offset              (offset 0: top-left; Tk - Tq: bottom-right)
@@ -53,13 +53,17 @@ class _AttentionBase(Op):
     def kind(self) -> Kind:
         return Kind.TUPLE
 
+    def places(self, rows: int) -> np.ndarray:
+        """Which query each row is."""
+        return np.arange(rows)
+
     def scores(
         self, q: np.ndarray, k: np.ndarray, extra: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         """(scores before softcap, masked scores): -inf where a key is not visible."""
         raw = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(self.scale)
         s = self.softcap * np.tanh(raw / self.softcap) if self.softcap else raw
-        i, j = np.arange(q.shape[-2])[:, None] + self.offset, np.arange(k.shape[-2])[None]
+        i, j = self.places(q.shape[-2])[:, None] + self.offset, np.arange(k.shape[-2])[None]
         if self.causal:
             s = np.where(j <= i, s, -math.inf)
         if self.window:
@@ -83,8 +87,17 @@ class _AttentionBase(Op):
             )
 
 
+def probabilities(s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(probabilities, their sum before division, the maximum) of rows of masked scores; a row of
+    -inf has probabilities 0."""
+    top = s.max(-1, keepdims=True)
+    e = np.exp(s - np.where(np.isneginf(top), 0, top))
+    total = e.sum(-1, keepdims=True)
+    return np.where(total == 0, 0, e / np.where(total == 0, 1, total)), total, top
+
+
 @dataclass(frozen=True)
-class Attention(_AttentionBase):
+class Attention(AttentionBase):
     """(q, k, v[, mask or bias]) -> (output (..., t, e), log-sum-exp of the scores (..., t, 1)).
 
     A row without visible keys gives output 0 and log-sum-exp -1e30: finite, so that no score minus it is NaN.
@@ -101,10 +114,7 @@ class Attention(_AttentionBase):
     def evaluate(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *extra: np.ndarray) -> tuple:
         with np.errstate(all="ignore"):
             _, s = self.scores(q, k, extra)
-            top = s.max(-1, keepdims=True)
-            e = np.exp(s - np.where(np.isneginf(top), 0, top))
-            total = e.sum(-1, keepdims=True)
-            p = np.where(total == 0, 0, e / np.where(total == 0, 1, total))
+            p, total, top = probabilities(s)
             lse = np.where(total == 0, EMPTY, np.log(total) + top)
             return np.matmul(p, v).astype(q.dtype), lse.astype(q.dtype)
 
@@ -114,7 +124,7 @@ class Attention(_AttentionBase):
 
 
 @dataclass(frozen=True)
-class AttentionBackward(_AttentionBase):
+class AttentionBackward(AttentionBase):
     """(q, k, v, log-sum-exp, delta, cotangent[, mask or bias]) -> cotangents of q, k, v.
 
     delta (..., t, 1) is the row sum of cotangent * output. With p = exp(scores - lse):

@@ -14,6 +14,7 @@ import numpy as np
 from ..ir import Node, Op
 from ..types import DTYPES, TupleType
 from .contract import Dot
+from .decode import DECODE
 from .elementwise import Cast, Elementwise
 from .fused import Attention, AttentionBackward, Get
 from .leaf import Constant, Iota, Literal, constant, iota, literal
@@ -523,6 +524,40 @@ def attention_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
 def _attention() -> Iterator[Sample]:
     for attributes, operands in attention_cases():
         yield Sample(Attention(**attributes), operands, smooth=False)  # type: ignore[arg-type]
+
+
+def decode_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
+    """Attributes and operands of attention of few rows: q, k, v, bounds, and a mask or a bias."""
+    plain: dict[str, object] = {"scale": 0.5, "causal": False, "offset": 0, "window": 0}
+    plain |= {"softcap": 0.0, "extra": "none", "group": 1, "bounded": True}
+    for change, (lead, t, s, d, e) in (
+        ({}, ((2,), 1, 9, 4, 4)),
+        ({"bounded": False}, ((), 2, 9, 3, 5)),
+        ({"group": 3}, ((2, 2), 3, 12, 8, 8)),
+        ({"group": 2, "causal": True, "offset": 5}, ((1,), 4, 9, 4, 8)),
+        ({"group": 2, "extra": "mask"}, ((2,), 2, 9, 4, 4)),
+        ({"extra": "bias", "softcap": 3.0}, ((1,), 2, 9, 4, 4)),
+    ):
+        shape = (*lead, t, 1)
+        first = integers(*shape, low=-2, high=4)
+        end = first + integers(*shape, low=-1, high=s + 2, seed=1)  # some rows see nothing
+        more = {"mask": integers(*lead, t, s, dtype="bool"), "bias": floats(*lead, t, s, seed=3)}
+        qkv = floats(*lead, t, d), floats(*lead, s, d, seed=1), floats(*lead, s, e, seed=2)
+        extra = [more[str(change["extra"])]] if "extra" in change else []
+        bounds = [first, end] if change.get("bounded", True) else []
+        yield {**plain, **change}, (*qkv, *bounds, *extra)
+
+
+def _decode(op: type[Op]) -> Callable[[], Iterator[Sample]]:
+    def cases() -> Iterator[Sample]:
+        for attributes, operands in decode_cases():
+            yield Sample(op(**attributes), operands, smooth=False)  # type: ignore[arg-type]
+
+    return cases
+
+
+for _form in DECODE:
+    _of(_form)(_decode(_form))
 
 
 @_of(AttentionBackward)

@@ -18,10 +18,12 @@ class Profile:
     rows: int  # rows that keep the device busy when one worker handles a row
     onchip: int  # elements of a row that stay on chip between two passes over it
     strided: float = 1.5  # factor on bytes read across the last axis
+    decode: float = 20.0  # bytes per ns of keys and values that one workgroup of attention reads
 
 
 LAVAPIPE = Profile(
-    launch=16000, bandwidth=10, contract=80, attention=60, elementwise=20, rows=16, onchip=1 << 16
+    launch=16000, bandwidth=10, contract=80, attention=60, elementwise=20, rows=16, onchip=1 << 16,
+    decode=5,
 )
 GENERIC_GPU = Profile(
     launch=4000,

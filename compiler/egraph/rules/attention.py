@@ -7,6 +7,7 @@ sees a key.
 
 from __future__ import annotations
 
+from ...ops.decode import MOST_PHASE_KEYS, MOST_ROWS
 from ..patterns import Rule, rules_of, with_samples
 
 _rule = rules_of("attention")
@@ -73,11 +74,43 @@ KERNELS = (
           "(Get (Attention q k v x c h i w u y) 0)"),
 )  # fmt: skip
 
+# Few rows of queries over many keys: three kernels more. A mask that bounds the keys is read as its
+# bounds, and no key beyond them.
+_FEW = ("(= z (shape q))", "(= e (vec-length z))", f"(<= (vec-get z (- e 2)) {MOST_ROWS})")
+_LONGEST = {"Phases": ("(= j (shape k))", f"(<= (vec-get j (- e 2)) {MOST_PHASE_KEYS})")}
+_MASKED = '(Get (Attention q k v x c h i w u "mask") 0)'
+DECODE = tuple(
+    _rule(f"decode-{form.lower()}{case}", left, f"(Get (Attention{form} {right}) 0)", *_FEW,
+          *_LONGEST.get(form, ()), *when)
+    for form in ("Online", "Phases", "Split")
+    for case, left, right, when in (
+        ("", '(Get (Attention q k v c h i w u "none") 0)', 'q k v c h i w u "none" 1 0', ()),
+        ("-mask", _MASKED, 'q k v x c h i w u "mask" 1 0', ()),
+        ("-bias", '(Get (Attention q k v x c h i w u "bias") 0)',
+         'q k v x c h i w u "bias" 1 0', ()),
+        ("-bounds", _MASKED, 'q k v a b c h i w u "none" 1 1', ("(= x (Between a b s))",)),
+        ("-bounds-mask", _MASKED, 'q k v a b m c h i w u "mask" 1 1',
+         ("(= x (And* (Between a b s) m))",)),
+    )
+)  # fmt: skip
+
 _QK = {"q": "f32[2, 4, 3]", "kt": "f32[2, 3, 4]", "k": "f32[2, 4, 3]", "v": "f32[2, 4, 6]",
        "c": 0.5, "u": 0.0, "d": 0.25, "a": (2,)}  # fmt: skip
 _ROWS = {**_QK, "s": (2, 4, 4), "o": -1.0, "m": "bool[2, 4, 4]", "b": "f32[2, 4, 4]"}
 _FILL = {**_QK, "s": (2, 4, 4), "o": 1.0, "f": -1e9}
 _BANDED = {**_FILL, "o": 0.0, "p": -2.0}
+
+
+def _decode_sample(name: str) -> dict[str, object]:
+    sample = {**_QK, "h": 1, "i": 1, "w": 2, "u": 3.0, "s": (2, 4, 4), "m": "bool[2, 4, 4]"}
+    kind = name.split("-", 2)[2] if name.count("-") > 1 else ""
+    x = {"mask": "bool[2, 4, 4]", "bias": "f32[2, 4, 4]", "bounds": "(Between a b s)",
+         "bounds-mask": "(And (Between a b s) m)"}  # fmt: skip
+    if kind.startswith("bounds"):
+        sample |= {"a": "i32[2, 4, 1]", "b": "i32[2, 4, 1]"}
+    return {**sample, "x": x[kind]} if kind else sample
+
+
 SAMPLES = {
     **{r.name: _QK for r in SCORES},
     "weights weights-safe": {**_QK, "kt": "f32[2, 3, 5]"},
@@ -89,5 +122,6 @@ SAMPLES = {
     "weights-bias-safe weights-causal-bias weights-bias": _ROWS,
     "attention": {**_QK, "h": 1, "i": 1, "w": 2, "u": 3.0},
     "attention-extra": {**_QK, "x": "bool[2, 4, 4]", "h": 1, "i": 0, "w": 0, "y": "mask"},
+    **{r.name: _decode_sample(r.name) for r in DECODE},
 }
-RULES = with_samples((*SCORES, *WEIGHTS, *KERNELS), SAMPLES)
+RULES = with_samples((*SCORES, *WEIGHTS, *KERNELS, *DECODE), SAMPLES)

@@ -29,22 +29,68 @@ POSITIONS = (
           "(signed e)"),
 )  # fmt: skip
 
-_ROW, _COLUMN = "(Index s -2 o d)", "(Index s -1 p d)"
+_ROW, _KEY = "(Index s -2 o d)", "(Index s -1 p d)"
 # i + o >= j + p, in its spellings and their opposites: key j is visible to query i when
 # j <= i + (o - p).
 TRIANGLES = (
-    _rule("causal-ge",         f"(Ge {_ROW} {_COLUMN})",          "(Causal s (- o p))"),
-    _rule("causal-le",         f"(Le {_COLUMN} {_ROW})",          "(Causal s (- o p))"),
-    _rule("causal-gt",         f"(Gt {_ROW} {_COLUMN})",          "(Causal s (- (- o p) 1.0))"),
-    _rule("causal-lt",         f"(Lt {_COLUMN} {_ROW})",          "(Causal s (- (- o p) 1.0))"),
-    _rule("future-lt",         f"(Lt {_ROW} {_COLUMN})",          "(Not (Causal s (- o p)))"),
-    _rule("future-gt",         f"(Gt {_COLUMN} {_ROW})",          "(Not (Causal s (- o p)))"),
-    _rule("future-le",         f"(Le {_ROW} {_COLUMN})", "(Not (Causal s (- (- o p) 1.0)))"),
-    _rule("future-ge",         f"(Ge {_COLUMN} {_ROW})", "(Not (Causal s (- (- o p) 1.0)))"),
-    _rule("causal-difference", f"(Ge (Sub {_ROW} {_COLUMN}) #c)", "(Causal s (- (- o p) c))",
+    _rule("causal-ge",         f"(Ge {_ROW} {_KEY})",          "(Causal s (- o p))"),
+    _rule("causal-le",         f"(Le {_KEY} {_ROW})",          "(Causal s (- o p))"),
+    _rule("causal-gt",         f"(Gt {_ROW} {_KEY})",          "(Causal s (- (- o p) 1.0))"),
+    _rule("causal-lt",         f"(Lt {_KEY} {_ROW})",          "(Causal s (- (- o p) 1.0))"),
+    _rule("future-lt",         f"(Lt {_ROW} {_KEY})",          "(Not (Causal s (- o p)))"),
+    _rule("future-gt",         f"(Gt {_KEY} {_ROW})",          "(Not (Causal s (- o p)))"),
+    _rule("future-le",         f"(Le {_ROW} {_KEY})", "(Not (Causal s (- (- o p) 1.0)))"),
+    _rule("future-ge",         f"(Ge {_KEY} {_ROW})", "(Not (Causal s (- (- o p) 1.0)))"),
+    _rule("causal-difference", f"(Ge (Sub {_ROW} {_KEY}) #c)", "(Causal s (- (- o p) c))",
           "(signed d)"),
     _rule("causal-reshape",    "(Reshape (Causal s o) t)",        "(Causal t o)", *_SAME_TAIL),
     _rule("causal-broadcast",  "(Broadcast (Causal s o) t)",      "(Causal t o)", *_SAME_TAIL),
+)  # fmt: skip
+
+# Positions compared with a value that does not change along them: first <= key < end.
+_COLUMN = '(Index s -1 o "i32")'
+_VALUE = "(Broadcast n s)"
+_LINE = ("(= r (vec-length s))", "(= 1 (vec-get (shape n) (- r 1)))", "(= c (vec-set s (- r 1) 1))",
+         "(= b (to-f64 (vec-get s (- r 1))))")  # fmt: skip
+
+
+def _below(add: str) -> str:
+    return f'(Between (Full 0.0 "i32" c) (Broadcast (Sub n (const {add} n)) c) s)'
+
+
+def _from(add: str) -> str:
+    return f'(Between (Broadcast (Sub n (const {add} n)) c) (Full b "i32" c) s)'
+
+
+_VIEWED = ("(= n (vec-length s))", "(= m (vec-length t))", "(<= 1 n)", "(<= 1 m)",
+           "(= (vec-get s (- n 1)) (vec-get t (- m 1)))",
+           "(= c (vec-set t (- m 1) 1))")  # fmt: skip
+BOUNDS = (
+    _rule("keys-below-lt",   f"(Lt {_COLUMN} {_VALUE})", _below("o"),         *_LINE),
+    _rule("keys-below-le",   f"(Le {_COLUMN} {_VALUE})", _below("(- o 1.0)"), *_LINE),
+    _rule("keys-below-gt",   f"(Gt {_VALUE} {_COLUMN})", _below("o"),         *_LINE),
+    _rule("keys-below-ge",   f"(Ge {_VALUE} {_COLUMN})", _below("(- o 1.0)"), *_LINE),
+    _rule("keys-from-ge",    f"(Ge {_COLUMN} {_VALUE})", _from("o"),          *_LINE),
+    _rule("keys-from-gt",    f"(Gt {_COLUMN} {_VALUE})", _from("(- o 1.0)"),  *_LINE),
+    _rule("keys-from-le",    f"(Le {_VALUE} {_COLUMN})", _from("o"),          *_LINE),
+    _rule("keys-from-lt",    f"(Lt {_VALUE} {_COLUMN})", _from("(- o 1.0)"),  *_LINE),
+    _rule("keys-not-below",  "(Not (Between #a e s))", '(Between e (Full b "i32" c) s)',
+          "(<= a 0.0)", "(= r (vec-length s))", "(= c (shape e))",
+          "(= b (to-f64 (vec-get s (- r 1))))"),
+    _rule("keys-not-from",   "(Not (Between f #a s))", '(Between (Full 0.0 "i32" c) f s)',
+          "(= r (vec-length s))", "(<= (to-f64 (vec-get s (- r 1))) a)", "(= c (shape f))"),
+    _rule("keys-and",        "(And (Between a b s) (Between c d s))",
+          "(Between (Maximum a c) (Minimum b d) s)"),
+    _rule("keys-and-mask",   "(And* (And* (Between a b s) m) (Between c d s))",
+          "(And (Between (Maximum a c) (Minimum b d) s) m)"),
+    *(
+        _rule(f"keys-{view.lower()}", f"({view} (Between a b s) t)",
+              f"(Between ({view} a c) ({view} b c) t)", *_VIEWED)
+        for view in ("Reshape", "Broadcast")
+    ),
+    # bounds that go to another shape and back are the same ones
+    _rule("keys-back", "(Reshape (Reshape e t) s)", "e", '(= "i32" (dtype e))', "(= s (shape e))",
+          "(= n (vec-length s))", "(<= 1 n)", "(= 1 (vec-get s (- n 1)))"),
 )  # fmt: skip
 
 # Logic and choices between numbers move out of views.
@@ -79,6 +125,9 @@ FACTS = (
 
 _I = {"s": (2, 4, 5), "d": "i32", "o": 1.0, "p": 0.0}
 _A = {"s": (3, 4), "a": -1, "o": 2.0, "d": "i32"}
+_N = {"s": (2, 4, 5), "n": "i32[1, 4, 1]", "o": 2.0}
+_B = {"a": "i32[2, 4, 1]", "b": "i32[2, 4, 1]", "c": "i32[2, 4, 1]", "d": "i32[2, 4, 1]"}
+_B |= {"s": (2, 4, 5), "m": "bool[2, 4, 5]"}
 _V = {"x": "bool[3, 1]", "y": "bool[3, 1]", "c": 0.0, "d": -1e9}
 SAMPLES = {
     "index": {"s": (3, 4), "a": 1, "d": "i32"},
@@ -94,6 +143,13 @@ SAMPLES = {
     "causal-reshape": {"s": (3, 4), "t": (1, 1, 3, 4), "o": 1.0},
     "causal-broadcast": {"s": (1, 3, 4), "t": (2, 3, 4), "o": 1.0},
     **{r.name: {**_V, "s": (1, 3) if r.name.startswith("reshape") else (3, 4)} for r in VIEWS},
+    **{r.name: _N for r in BOUNDS[:8]},
+    "keys-not-below": {"s": (2, 4, 5), "a": 0.0, "e": "i32[2, 4, 1]"},
+    "keys-not-from": {"s": (2, 4, 5), "a": 5.0, "f": "i32[2, 4, 1]"},
+    "keys-and keys-and-mask": _B,
+    "keys-back": {"e": "i32[2, 4, 1]", "t": (8, 1), "s": (2, 4, 1)},
+    "keys-reshape": {"a": "i32[2, 4, 1]", "b": "i32[2, 4, 1]", "s": (2, 4, 5), "t": (8, 5)},
+    "keys-broadcast": {"a": "i32[1, 4, 1]", "b": "i32[1, 4, 1]", "s": (1, 4, 5), "t": (3, 4, 5)},
     "mask-by-adding": {"x": "f32[4, 5]", "m": "bool[4, 5]", "f": -1e9},
 }
-RULES = with_samples((*POSITIONS, *TRIANGLES, *VIEWS, *CHOICES), SAMPLES)
+RULES = with_samples((*POSITIONS, *TRIANGLES, *BOUNDS, *VIEWS, *CHOICES), SAMPLES)

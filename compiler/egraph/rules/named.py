@@ -52,6 +52,11 @@ def _causal(shape: Ints, offset: float) -> Node:
     return E.le(_index(shape, -1, 0, "i32"), _index(shape, -2, offset, "i32"))
 
 
+def _between(first: Node, end: Node, shape: Ints) -> Node:
+    key = _index(shape, -1, 0, "i32")
+    return E.and_(E.ge(key, spread(first, shape)), E.lt(key, spread(end, shape)))
+
+
 def _softmax(x: Node, axes: Ints) -> Node:
     e = E.exp(x - spread(reduce("max", x, axes), x.shape))
     return e / spread(reduce("sum", e, axes), x.shape)
@@ -136,6 +141,8 @@ NAMED = {
         # i: j <= i + offset
         Named("Index", 0, ("Ints", "i64", "f64", "String"), _index),
         Named("Causal", 0, ("Ints", "f64"), _causal),
+        # key j with first <= j < end, which have 1 for the last axis of the shape
+        Named("Between", 2, ("Ints",), _between),
         Named("Softmax", 1, ("Ints",), _softmax, "softmax"),
         Named("SafeSoftmax", 1, ("Ints",), _safe_softmax, "softmax"),
         Named("LogSoftmax", 1, ("Ints",), _log_softmax),

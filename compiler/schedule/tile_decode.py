@@ -1,0 +1,182 @@
+"""Tilings of attention for a few rows of queries, and what they take by the cost model.
+
+A workgroup walks along keys at a rate of its own (`Profile.decode`); as many as make up the
+device's bandwidth run at once. So few heads leave a device idle unless their keys are split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+from typing import Literal
+
+from .target import Target
+from .tile import Tile, Value, fold, workgroup_budget
+
+Form = Literal["online", "phases", "split"]
+FORMS: dict[str, Form] = {
+    "attention_online": "online", "attention_phases": "phases", "attention_split": "split",
+}  # fmt: skip
+
+THREADS = 256  # of a workgroup on a GPU
+_REGISTERS = 112  # floats of a thread on a GPU: queries and results
+_LANE_FLOATS = 1024  # of 8 lanes on llvmpipe, divided by 8: more takes seconds to compile
+_LEAST_KEYS = 64  # of a part of the keys
+_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# measured on llvmpipe, in times of loading four elements: loading them from an image, arithmetic of
+# a row with them; a score's part of softmax, and what the kernel with phases does with it in memory
+_IMAGE, _ROW_WORK, _SCORE_WORK, _SCORE_MEMORY = 0.25, 0.11, 1.2, 7.5
+_GROUP_NS = {"cpu": 4000.0, "gpu": 3000.0}  # to start a workgroup and to join its threads' results
+_BUSY_ROWS = 4  # rows that a GPU computes while it waits for memory
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Heads of keys in all, rows of queries each, keys, sizes of a head of q and k, and of v."""
+
+    heads: int
+    rows: int
+    keys: int
+    d: int
+    dv: int
+
+
+def decode_shape(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Shape:
+    """The shape of a kernel from those of its operands."""
+    return Shape(prod(q[:-2]), q[-2], k[-2], q[-1], v[-1])
+
+
+@lru_cache(maxsize=1024)
+def decode_tile(target: Target, form: Form, shape: Shape) -> Tile | None:
+    """The best tiling of a form; None where no kernel fits the target."""
+    tiles = [(decode_ns(target, form, shape, t), t.params, t) for t in _tiles(target, form, shape)]
+    return min(tiles, key=lambda found: found[:2])[2] if tiles else None
+
+
+def decode_ns(
+    target: Target, form: Form, s: Shape, tile: Tile, share: float = 1.0, copied: bool = False
+) -> float:
+    """ns that the kernel takes when `share` of the keys count; its launch is not in it. `copied`
+    keys and values are read from images where the target has them."""
+    profile, v = target.profile, tile.values
+    rows, splits = v["RB"], tile.splits
+    assert isinstance(rows, int)
+    workers = max(1.0, profile.bandwidth / profile.decode)
+    groups = s.heads * (s.rows // rows) * splits
+    keys = s.keys * share / splits
+    quads = ceil(s.d / 4) + ceil(s.dv / 4)
+    if target.kind == "cpu":
+        load = _IMAGE if copied and target.images else 1.0
+        work = quads * (load + _ROW_WORK * rows) + _SCORE_WORK * rows
+        work += _SCORE_MEMORY * rows * (form == "phases")
+        waves = ceil(groups / max(1, round(workers)))
+    else:
+        work = quads * max(1.0, rows / _BUSY_ROWS) + 2.0 * rows * (form == "phases")
+        waves = max(1.0, groups / workers)
+    return waves * (16.0 * work * keys / profile.decode + _GROUP_NS[target.kind])
+
+
+def _tiles(target: Target, form: Form, s: Shape) -> Iterator[Tile]:
+    if min(s.heads, s.rows, s.keys, s.d, s.dv) < 1:
+        return
+    for tile in _threads(target, form, s):
+        if form != "split":
+            yield _tile(target, form, s, tile, 1)
+            continue
+        for splits in _SPLITS:
+            if splits == 2 or s.keys >= splits * _LEAST_KEYS:
+                yield _tile(target, form, s, tile, splits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Threads:
+    rows: int  # of a workgroup
+    across: int  # threads that share a key
+    along: int  # keys at once
+    unroll: int  # keys of a thread at a time
+    chunks: tuple[int, int]  # elements of a head at a time, of q and k, and of v
+    shuffle: bool
+    nbytes: int
+
+
+def _threads(target: Target, form: Form, s: Shape) -> Iterator[_Threads]:
+    """The shape of a workgroup: as many rows as registers hold, since each tile of rows reads all
+    keys."""
+    for rows in (r for r in range(s.rows, 0, -1) if s.rows % r == 0):
+        found = _lanes(target, form, s, rows) if target.kind == "cpu" else None
+        if target.kind != "cpu":
+            found = next(_shared(target, form, s, rows), None)
+        if found is not None:
+            yield found
+            return
+
+
+def _lanes(target: Target, form: Form, s: Shape, rows: int) -> _Threads | None:
+    """llvmpipe: a lane a key, nothing shared but the results."""
+    lanes = target.subgroup or 8
+    room = max(4, _LANE_FLOATS * 8 // lanes // rows // 4 * 4)
+    if form == "phases":
+        chunks = (_even(s.d, room), _even(s.dv, room))
+    elif s.d + s.dv <= room or rows * (s.d + s.dv) <= 64:
+        chunks = (s.d, s.dv)
+    else:
+        return None
+    width = ceil(chunks[1] / 4) * 4
+    nbytes = 4 * lanes * (width + 2 * rows + 1)
+    trips = ceil(s.keys / lanes)
+    passes = ceil(s.d / chunks[0]) + 1 + ceil(s.dv / chunks[1]) if form == "phases" else 1
+    slow = target.loop_limit and trips * passes + 4096 > target.loop_limit
+    if slow or nbytes > workgroup_budget(target) or (rows > 1 and room < min(64, s.d, s.dv)):
+        return None
+    return _Threads(rows, 1, lanes, 1, chunks, False, nbytes)
+
+
+def _even(size: int, room: int) -> int:
+    """Elements at a time, a multiple of 4, of a size that is walked in equal steps."""
+    steps = ceil(size / room)
+    return ceil(size / steps / 4) * 4
+
+
+def _shared(target: Target, form: Form, s: Shape, rows: int) -> Iterator[_Threads]:
+    """A GPU: neighboring threads along a head, so that they read neighboring elements."""
+    for across in (4, 8, 16, 32):
+        shuffle = target.subgroup >= across
+        if across > 16 and not shuffle:
+            return
+        step = 4 * across
+        chunks = ceil(s.d / step) * step, ceil(s.dv / step) * step
+        most = _REGISTERS // rows // 2 * across
+        if form == "phases":
+            if across < 16 and max(chunks) > 8 * step:
+                continue
+            chunks = tuple(min(c, max(step, most // step * step)) for c in chunks)  # type: ignore[assignment]
+        elif sum(chunks) > 2 * most:
+            continue
+        for unroll in (4, 2, 1):
+            if rows * unroll > 16:
+                continue
+            for threads in (256, 128, 64):
+                along = min(threads, target.max_invocations) // across
+                nbytes = 4 * along * chunks[1]
+                nbytes += 4 * threads if form == "phases" else 8 * rows * along
+                nbytes += 0 if shuffle else 4 * threads * rows * unroll
+                if along >= 1 and nbytes <= workgroup_budget(target):
+                    yield _Threads(rows, across, along, unroll, chunks, shuffle, nbytes)
+
+
+def _tile(target: Target, form: Form, s: Shape, t: _Threads, splits: int) -> Tile:
+    grid = fold(s.heads * (s.rows // t.rows) * splits, target.max_groups)
+    params: dict[str, Value] = {
+        "RB": t.rows, "TX": t.across, "TY": t.along, "U": t.unroll, "shuffle": t.shuffle,
+        "grid": grid,
+    }  # fmt: skip
+    if form == "phases":
+        params |= {"DC": t.chunks[0], "VC": t.chunks[1]}
+        template = "attention_phases.wgsl.j2"
+    else:
+        params["splits"] = splits
+        template = "attention_decode.wgsl.j2"
+    threads = (t.across * t.along, 1, 1)
+    return Tile(template, tuple(params.items()), grid, threads, t.nbytes, 1.0, splits)
