@@ -102,6 +102,8 @@ _SHAPES = (
     (16, 32, 2, 4),
     (16, 16, 2, 4),
 )
+# of gradients by the elements of a head staged at a time: an NVIDIA GPU writes loops of 16 out
+_CHUNK_GAIN = {64: 0.8, 32: 0.78, 16: 1.0, 8: 0.75}
 _REGISTERS = 160  # of scores and accumulators a thread
 _BUSY_THREADS = 128 * 256  # that fill a large GPU
 
@@ -124,6 +126,9 @@ def _shared_tiles(
         for dc, vc, nbytes in _chunks(target, step, br, bc, tm, tn, d, dv):
             padded = (d / (ceil(d / dc) * dc) + dv / (ceil(dv / vc) * vc)) / 2
             barriers = 1 / (1 + 0.05 * (ceil(d / dc) + ceil(dv / vc) - 2))
+            if step != "forward":
+                barriers = _CHUNK_GAIN[dc] / (1 + 0.05 * (ceil(dv / vc) - 1))
+                barriers *= 0.7 if tm * tn > 16 else 1.0  # two such products: fewer threads
             reloads = br / (br + 8) * (0.92 if step == "forward" and dc < d else 1.0)
             efficiency = reuse / (reuse + 2.0) * useful * busy * padded * barriers * reloads
             grid = fold(tiles, target.max_groups)
@@ -164,9 +169,9 @@ def _chunks(
 
 # -- shared memory: whole rows of heads in it ------------------------------------------------------
 
-# small tiles, so that many workgroups share a processor; 64 rows were slower, as were gradients
-_HELD_SHAPES = ((32, 32, 4, 4), (16, 32, 4, 4), (16, 16, 2, 4))
-_HELD_GAIN = 1.35  # over tiles of chunks
+# few results a thread, so that many threads share a processor: 8 by 8 takes half as long again
+_HELD_SHAPES = ((64, 64, 4, 4), (32, 32, 4, 4), (16, 32, 4, 4), (16, 16, 2, 4))
+_HELD_GAIN = 1.69  # over tiles of chunks
 
 
 def _held_tiles(target: Target, bh: int, tq: int, tk: int, d: int, dv: int) -> Iterator[Tile]:
@@ -185,7 +190,8 @@ def _held_tiles(target: Target, bh: int, tq: int, tk: int, d: int, dv: int) -> I
         useful *= (d / _padded(d, across) + dv / _padded(dv, across)) / 2
         busy = min(1.0, tiles * threads / _BUSY_THREADS)
         reuse = tm * tn / (tm + tn)
-        efficiency = min(1.0, _HELD_GAIN * reuse / (reuse + 2.0) * useful * busy * br / (br + 8))
+        reloads = br / (br + 8) * bc / (bc + 8)
+        efficiency = min(1.0, _HELD_GAIN * reuse / (reuse + 2.0) * useful * busy * reloads)
         grid = fold(tiles, target.max_groups)
         params: tuple[tuple[str, Value], ...] = (
             ("TM", tm), ("TN", tn), ("grid", grid), ("BQ", br), ("BK", bc), ("shuffle", shuffle),
