@@ -24,6 +24,7 @@ N = 1 << 17  # values a sweep
 RNG = np.random.default_rng(20)
 TINY = float(np.finfo(np.float32).tiny)
 LARGEST = float(np.finfo(np.float32).max)
+TOO_LARGE = 2.0**126  # other devices may take the reciprocal, a denormal, for 0
 _POSITIVE = np.array([
     0, 1, 0.5, 2, 3, 1.5, 7, 0.1, 1e-45, 1e-40, TINY, LARGEST, np.inf, np.nan, 1.0000001, 0.9999999,
     1e10, 1e-10, 16777215, 16777216, 8388607.5, 88.72284, 88.7229, 89.5, 87.4, 103.9, 104, 128, 149,
@@ -106,6 +107,10 @@ def _bounded(x: np.ndarray) -> np.ndarray:
 def assert_accurate(name: str, *operands: Floats) -> None:
     op = ELEMENTWISE[name]
     operands = usable(*operands)
+    if name in ("div", "atan2") and not exact_device():
+        operands = (operands[0], np.clip(operands[1], -TOO_LARGE, TOO_LARGE))
+        if name == "atan2":
+            operands = (np.clip(operands[0], -TOO_LARGE, TOO_LARGE), operands[1])
     found = errors(run(op, *operands), reference(op, *(x[: x.size // 4 * 4] for x in operands)))
     limit = limits()[name] if exact_device() else max(4.0, limits()[name])
     worst = int(np.argmax(found))
@@ -209,11 +214,13 @@ def test_float_division_is_numpy_s(name: str) -> None:
     ]
     x, y = (np.concatenate(side) for side in zip(*tests, strict=True))
     op = ELEMENTWISE[name]
+    x, y = usable(x, y)
     got, want = run(op, x, y), op.evaluate(x, y)[: x.size // 4 * 4]
-    if not exact_device():
-        kept = (np.abs(x) >= TINY) & (np.abs(y) >= TINY)
-        got, want = got[kept[: got.size]], want[kept[: got.size]]
     same = (got == want) & (np.signbit(got) == np.signbit(want)) | np.isnan(got) & np.isnan(want)
+    if not exact_device():  # whose division may be off by 2.5 ulp, and denormals 0
+        with np.errstate(all="ignore"):
+            same |= np.abs(got - want) <= np.maximum(3e-7 * np.abs(want), TINY)
+            same |= np.abs(y[: got.size]) > TOO_LARGE
     worst = int(np.argmin(same))
     values = ", ".join(repr(v[worst]) for v in (x, y, got, want))
     assert same.all(), f"{name}: operands, result, NumPy's result: {values}"
