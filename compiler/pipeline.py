@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from .collector import no_collector
+from .errors import CompileError
 from .ir import Graph, Kind, Node
 from .ops.loop import Loop
 from .rule import Rule
@@ -29,6 +30,8 @@ class Options:
 
     optimize: saturate the e-graph and search; off, every op is its own kernel (for tests and comparison).
     relaxed: also rules that change float32 results by more than rounding.
+    precision: "float32", or "mixed": activations and operands of products are kept as f16 (see compiler/mixed.py). Gradients
+        of small losses vanish in f16: multiply the loss by a factor, as optim.scaled does.
     without: names of rules that are not used (eggpu.rules.list() has them all).
     rules: rules to add to eggpu's own (eggpu.rules.Rule); eggpu.testing.check_rule finds out whether they are right.
     max_rows, max_seconds: bounds of saturation; one that is hit still gives a right plan.
@@ -37,6 +40,7 @@ class Options:
 
     optimize: bool = True
     relaxed: bool = False
+    precision: Literal["float32", "mixed"] = "float32"
     without: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     max_rows: int = 400_000
@@ -108,7 +112,7 @@ def compile_graph(
     with timed(seconds, "verify"):
         verify_graph(graph)
     # equal programs, as many as the rules find, and the cheapest of them
-    selection = passes.select(expand(graph))
+    selection = passes.select(expand(_in_precision(graph, target, options)))
     # kernels in WGSL, memory, and a last check of every hazard and limit
     with timed(seconds, "lower"):
         plan = assemble(selection, target, Repeated(lower))
@@ -116,6 +120,22 @@ def compile_graph(
         verify_plan(plan, target)
     parts = tuple(passes.parts)
     return Compilation(trace or graph, graph, target, options, parts, plan, seconds)
+
+
+def _in_precision(graph: Graph, target: Target, options: Options) -> Graph:
+    """The graph in the precision of the options. Raises CompileError when the target lacks it."""
+    from .mixed import mixed
+
+    if options.precision == "float32":
+        return graph
+    if options.precision != "mixed":
+        raise CompileError(f"precision is 'float32' or 'mixed', got {options.precision!r}")
+    if "shader-f16" not in target.features:
+        raise CompileError(
+            f"precision='mixed' needs a device with the feature shader-f16, which {target.name} lacks; "
+            "precision='float32' runs everywhere"
+        )
+    return mixed(graph)
 
 
 class _Passes:

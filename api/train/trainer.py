@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from eggpu.checkpoints import load_checkpoint, save_checkpoint
 from eggpu.compiler import pytree
 from eggpu.data import Batch, Prefetch, Source
 from eggpu.distributed import DataParallel, Group, share
-from eggpu.optim import Optimizer, ScaledState
+from eggpu.optim import Optimizer, Scaled, ScaledState, scaled
 from eggpu.runtime import Device
 from eggpu.train.callbacks import Callback, Moment
 from eggpu.train.loop import fit
@@ -39,6 +39,9 @@ class Trainer:
     Each process of `distributed` (see `eggpu.distributed.init`), and each of its `devices`, takes
     an equal share of every batch; only the first process calls callbacks and writes.
 
+    With `precision="mixed"` the step keeps activations as f16 (see Options) and the loss is
+    multiplied by a factor that adapts (optim.scaled); it needs a device with shader-f16.
+
     >>> trainer = Trainer(model, loss, optim.adamw(1e-3), data.Batches((x, y), 64), valid=valid)
     >>> result = trainer.fit("runs/first", epochs=5)
     """
@@ -50,18 +53,25 @@ class Trainer:
         callbacks: Sequence[Callback] = (), seed: int = 0, unit: str = "examples",
         config: Mapping[str, Any] | None = None, name: str = "model",
         distributed: Group | None = None, devices: Sequence[Device] = (),
+        precision: Literal["float32", "mixed"] = "float32",
     ) -> None:  # fmt: skip
+        if precision == "mixed" and not isinstance(optimizer, Scaled):
+            optimizer = scaled(optimizer)
         self.model, self.optimizer, self.batches, self.valid = model, optimizer, batches, valid
         self.state = optimizer.init(model)
         self.callbacks, self.unit, self.config = tuple(callbacks), unit, dict(config or {})
         self.group, self.devices = distributed or Group(), tuple(devices)
         self.step: Any
         if self.group.size > 1 or len(self.devices) > 1:
+            if precision == "mixed":
+                raise TrainingError("precision='mixed' trains on one device of one process")
             gradient = loss_and_gradient(loss, seed)
             self.step = DataParallel(gradient, optimizer.update, self.group, self.devices, name)
         else:
             step = training_step(loss, optimizer, seed)
-            self.step = eg.compile(step, donate=("model", "state"), name=f"{name}_step")
+            self.step = eg.compile(
+                step, donate=("model", "state"), name=f"{name}_step", precision=precision
+            )
         self._means = {"loss": evaluation or loss, **(metrics or {})}
         self._evaluate = eg.compile(_evaluation(self._means), name=f"{name}_valid")
 

@@ -4,6 +4,7 @@ and limits."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -70,7 +71,7 @@ def finish(
     elements = _elements(job.target, accesses, outputs)
     text = spell(f"{library}\n\n{text}" if library else text, elements)
     used = {a.dtype for a in accesses}
-    if "f16" in used:
+    if "f16" in used or re.search(r"\bf16\b", text):  # in memory, or only rounded to on the way
         features = (*features, "shader-f16")
     nbytes = [a.size * DTYPES[a.dtype].size for a in accesses]
     return KernelSource(

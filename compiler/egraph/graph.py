@@ -372,7 +372,7 @@ def _bypass(p: Problem) -> None:
 
 def _condense(p: Problem) -> None:
     """Make an elementwise value with one e-node and one reader part of that reader: storing it
-    never pays."""
+    never pays, unless it is narrower."""
     role, kids, snapshot = p.role, p.kids, p.snapshot
     single = [nodes[0] if len(nodes) == 1 else -1 for nodes in p.candidates]
     readers: dict[int, set[int]] = {}
@@ -391,6 +391,8 @@ def _condense(p: Problem) -> None:
         for x in kids[n]:
             inner = single[x]
             if inner < 0 or role[inner] != EW or len(readers[x]) > 1 or x in roots:
+                continue
+            if p.itemsize[x] < p.itemsize[snapshot.cls[n]]:
                 continue
             merged = tuple(
                 dict.fromkeys(z for k in kids[n] for z in (kids[inner] if k == x else (k,)))

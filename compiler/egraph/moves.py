@@ -2,7 +2,7 @@
 
 tuple       an op with several results for all of them, views of results among them
 adopt       everything that can use a product, reduction or result of an op uses it
-inline      no longer stored: its readers compute it
+inline      no longer stored: its readers compute it, from a narrower value that is stored instead
 merge       its kernel and a reader's become one
 sibling     two kernels with a common operand become one
 twin        two kernels with as many elements become one
@@ -91,7 +91,12 @@ class Moves:
         d = self.draft
         if d.kern[c] < 0 or c in d.must or not d.readers[c]:
             return []
-        return [((), Move(drop=(c,)))]
+        moves: list[tuple[Key, Move]] = [((), Move(drop=(c,)))]
+        kids = self.p.kids[d.choice[c]]
+        lone = self.p.role[d.choice[c]] == EW and len(kids) == 1 and d.kern[kids[0]] < 0
+        if lone and self.p.itemsize[kids[0]] < self.p.itemsize[c]:
+            moves.append((("narrow",), Move(drop=(c,), put=((kids[0], d.kern[c]),))))
+        return moves
 
     def _merge(self, c: int) -> list[tuple[Key, Move]]:
         d, k = self.draft, self.draft.kern[c]
