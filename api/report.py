@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from eggpu.compiler.pipeline import Compilation
-from eggpu.compiler.schedule.plan import Kernel, Plan
+from eggpu.compiler.schedule.plan import Binding, Kernel, Plan
 
 if TYPE_CHECKING:
     from eggpu.compiler.egraph.explain import Choice
@@ -169,14 +169,16 @@ def kernel_reports(plan: Plan) -> tuple[KernelReport, ...]:
 
 
 def _kernel(plan: Plan, kernel: Kernel, number: int) -> KernelReport:
-    names: Sequence[str] = [plan.buffers[b.buffer].name for b in kernel.bindings]
+    def names(bindings: Sequence[Binding]) -> tuple[str, ...]:
+        return tuple(plan.buffers[n].name for b in bindings for n in b.buffers)
+
     return KernelReport(
         number=number,
         name=kernel.name,
         template=kernel.template,
         computes=kernel.computes,
-        reads=tuple(names[kernel.writes :]),
-        writes=tuple(names[: kernel.writes]),
+        reads=names(kernel.bindings[kernel.writes :]),
+        writes=names(kernel.bindings[: kernel.writes]),
         lines=kernel.source,
         rules=kernel.rules,
         predicted_us=kernel.predicted_ns / 1e3,

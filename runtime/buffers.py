@@ -1,4 +1,4 @@
-"""Device memory: buffers that hold one value each, their pool, and copies to and from NumPy.
+"""Device memory: values in pooled buffers, alone or several in one, and copies to and from NumPy.
 
 Memory is never destroyed, only dropped: a destroyed buffer in a submission would end the process.
 """
@@ -39,14 +39,40 @@ class Storage:
         self.fresh = True  # not handed out before, so no work can be using it
 
 
+class Slab:
+    """Pooled memory that several values lie in, given back when the last of them is dropped."""
+
+    __slots__ = ("device", "storage")
+
+    def __init__(self, device: Device, storage: Storage) -> None:
+        self.device = device
+        self.storage = storage
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):
+            self.device.pool.returned.append(self.storage)
+
+
 class DeviceBuffer:
-    """A value on the device: `nbytes` at the start of pooled memory, given back when dropped."""
+    """A value on the device: `nbytes` of pooled memory, given back when dropped.
 
-    __slots__ = ("__weakref__", "_donated", "_storage", "device", "nbytes")
+    It lies at the start of memory of its own, or at an offset in a slab that it shares.
+    """
 
-    def __init__(self, device: Device, storage: Storage, nbytes: int) -> None:
+    __slots__ = ("__weakref__", "_donated", "_storage", "device", "nbytes", "offset", "slab")
+
+    def __init__(
+        self,
+        device: Device,
+        storage: Storage,
+        nbytes: int,
+        offset: int = 0,
+        slab: Slab | None = None,
+    ) -> None:
         self.device = device
         self.nbytes = nbytes
+        self.offset = offset
+        self.slab = slab
         self._storage: Storage | None = storage
         self._donated = ""
 
@@ -62,12 +88,13 @@ class DeviceBuffer:
         """Whether a call has consumed the value."""
         return self._storage is None
 
-    def consume(self, call: str, argument: int) -> Storage:
-        """Takes the memory out; later uses raise DonatedError naming the call and the argument."""
-        storage = self.storage
-        self._storage = None
+    def consume(self, call: str, argument: int) -> DeviceBuffer:
+        """The value under another name; uses of this one raise DonatedError from now on, with the
+        call and the argument."""
+        moved = DeviceBuffer(self.device, self.storage, self.nbytes, self.offset, self.slab)
+        self._storage = self.slab = None
         self._donated = f"argument {argument} of {call} was donated to it and holds no value now"
-        return storage
+        return moved
 
     def __repr__(self) -> str:
         state = "donated" if self._storage is None else f"storage {self._storage.serial}"
@@ -76,7 +103,7 @@ class DeviceBuffer:
     def __del__(self) -> None:
         # Only an append: this may run in any thread, inside the pool's own code.
         with suppress(AttributeError):
-            if self._storage is not None:
+            if self._storage is not None and self.slab is None:
                 self.device.pool.returned.append(self._storage)
 
 
@@ -227,12 +254,14 @@ def read(device: Device, buffer: DeviceBuffer, nbytes: int) -> np.ndarray:
         native.poll(device.gpu, wait=True)  # not under the lock: others may submit meanwhile
         with device.lock:
             gpu = buffer.storage.gpu
-            with native.mapped(device.gpu, gpu, native.MAP_READ, nbytes) as view:
+            start = buffer.offset
+            with native.mapped(device.gpu, gpu, native.MAP_READ, nbytes, start) as view:
                 np.copyto(out, view)
                 del view
         return out
     for start in range(0, nbytes, _CHUNK):
-        read_staged(device, buffer.storage.gpu, start, out[start : start + _CHUNK])
+        part = out[start : start + _CHUNK]
+        read_staged(device, buffer.storage.gpu, buffer.offset + start, part)
     return out
 
 

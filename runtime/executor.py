@@ -10,14 +10,15 @@ from typing import Any
 import wgpu
 
 from ..compiler.schedule.images import TEXELS
-from ..compiler.schedule.plan import Copy, Kernel, Plan
+from ..compiler.schedule.plan import Binding, Copy, Kernel, Plan
 from ..compiler.schedule.rounds import Loops, Rounds
 from . import native, timing
-from .buffers import DeviceBuffer, Storage
+from .buffers import DeviceBuffer, Slab, Storage
 from .device import Device
-from .errors import DeviceError, KernelError
+from .errors import KernelError
 from .limits import check_plan
 from .pipelines import Accesses
+from .places import Arguments, Places, move
 
 _SPLIT = 4000  # dispatches in one command buffer
 _RECORDINGS = 64  # combinations of external memory whose steps are kept
@@ -68,12 +69,14 @@ class Executable:
         self._by_number = {p.index: p for p in self._kernels}
         self._loops = Loops(plan)
         self._rounds = list(self._loops.schedule())
-        bound = {b.buffer for p in self._kernels for b in p.kernel.bindings}
+        bound = {n for p in self._kernels for b in p.kernel.bindings for n in b.buffers}
         bound = {base for b in bound for base in self._loops.bases(b)}
-        self._external = sorted(b for b in bound if self._is_external(b))
+        self._arguments = Arguments(plan, device, self._written)
+        self._external = sorted({self._owner(b) for b in bound if self._is_external(b)})
         self._made = [b for b in sorted(bound | set(plan.outputs)) if self._place(b) == "output"]
-        self._copied = [b for b in dict.fromkeys(plan.outputs) if not self._is_external(b)]
-        self._recordings: OrderedDict[tuple[int, ...], _Recording] = OrderedDict()
+        kept = ("arena", "constant")
+        self._copied = [b for b in dict.fromkeys(plan.outputs) if self._place(b) in kept]
+        self._recordings: OrderedDict[tuple[_Range, ...], _Recording] = OrderedDict()
         self._groups: OrderedDict[tuple[Accesses, tuple[_Range, ...]], Any] = OrderedDict()
         self._max_groups = max(1024, 8 * len(self._rounds))
         device.register(self)
@@ -84,9 +87,9 @@ class Executable:
     def __call__(self, buffers: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:
         """Runs the plan. Raises DonatedError, DeviceError or ValueError before anything runs."""
         with self.device.lock:
-            memory, made = self._memory(buffers)
-            self._submit(self._recording(memory), memory, made)
-            return self._results(buffers, made)
+            places = self._places(buffers)
+            self._submit(self._recording(places), places)
+            return self._results(buffers, places)
 
     def profile(self, buffers: Sequence[DeviceBuffer], repeat: int = 5) -> list[int]:
         """The median nanoseconds of each kernel over some calls; the arguments keep their values.
@@ -94,10 +97,9 @@ class Executable:
         Of a kernel in a loop it is the sum over its runs.
         """
         with self.device.lock:
-            memory, _ = self._memory(buffers)
-            spare = self._spare(memory)
-            memory.update({b: copy.storage for b, copy in spare.items()})
-            recording = self._recording(memory)
+            places = self._places(buffers)
+            spare = self._spare(places)
+            recording = self._recording(spare)
             times = timing.measure(self.device, recording.steps, repeat)
         ns = [0] * len(self.plan.kernels)
         run = [k for k, _ in self._rounds if k in self._by_number]
@@ -109,66 +111,40 @@ class Executable:
         """Drops what is kept for memory that the device lets go."""
         for key in [k for k in self._groups if any(r[0] in serials for r in k[1])]:
             del self._groups[key]
-        for key in [k for k in self._recordings if not serials.isdisjoint(k)]:
+        for key in [k for k in self._recordings if any(r[0] in serials for r in k)]:
             del self._recordings[key]
 
     def _place(self, buffer: int) -> str:
         return self.plan.buffers[buffer].place[0]
 
+    def _owner(self, buffer: int) -> int:
+        """The argument's buffer where a result lies over it."""
+        place = self.plan.buffers[buffer].place
+        return self.plan.inputs[place[1]] if place[0] == "input" else buffer
+
     def _is_external(self, buffer: int) -> bool:
         return self._place(buffer) in ("input", "output")
 
-    def _memory(
-        self, buffers: Sequence[DeviceBuffer]
-    ) -> tuple[dict[int, Storage], dict[int, DeviceBuffer]]:
-        """The memory of each external buffer of the plan, and the buffers made for results."""
+    def _places(self, buffers: Sequence[DeviceBuffer]) -> Places:
+        """The memory of a call, results among it."""
         self.device.check()
-        arguments = self._arguments(buffers)
-        plan = self.plan
-        made = {b: self.device.alloc(plan.buffers[b].nbytes) for b in self._made}
-        memory = {b: buffer.storage for b, buffer in made.items()}
-        for b in {*self._external, *plan.outputs}:
-            if self._place(b) == "input":
-                memory[b] = arguments[plan.buffers[b].place[1]]
-        made.update({b: self.device.alloc(plan.buffers[b].nbytes) for b in self._copied})
-        return memory, made
+        places = self._arguments.place(buffers)
+        for b in self._made:
+            made = places.made[b] = self.device.alloc(self.plan.buffers[b].nbytes)
+            places.spots[b] = made.storage, 0
+        for b in self._copied:
+            places.made[b] = self.device.alloc(self.plan.buffers[b].nbytes)
+        return places
 
-    def _arguments(self, buffers: Sequence[DeviceBuffer]) -> list[Storage]:
-        """The memory of the arguments, once they fit the plan."""
-        plan = self.plan
-        if len(buffers) != len(plan.inputs):
-            raise ValueError(f"{plan.name} needs {len(plan.inputs)} buffers, got {len(buffers)}")
-        storages = [buffer.storage for buffer in buffers]
-        for i, (buffer, b) in enumerate(zip(buffers, plan.inputs)):
-            needed = plan.buffers[b]
-            if buffer.device is not self.device:
-                raise DeviceError(
-                    f"argument {i} ({needed.name}) of {plan.name} needs a buffer of "
-                    f"{self.device}, got one of {buffer.device}"
-                )
-            if buffer.nbytes != needed.nbytes:
-                raise ValueError(
-                    f"argument {i} ({needed.name}) of {plan.name} needs {needed.nbytes} bytes "
-                    f"for {needed.dtype}{list(needed.shape)}, got {buffer.nbytes}"
-                )
-        if self._written and len({s.serial for s in storages}) < len(storages):
-            self._refuse_shared(storages)
-        return storages
-
-    def _refuse_shared(self, storages: Sequence[Storage]) -> None:
-        for i in sorted(self._written):
-            for j, storage in enumerate(storages):
-                if j != i and storage is storages[i]:
-                    raise ValueError(
-                        f"argument {i} of {self.plan.name} is written over, "
-                        f"so its buffer cannot also be argument {j}"
-                    )
-
-    def _recording(self, memory: dict[int, Storage]) -> _Recording:
-        key = tuple(memory[b].serial for b in self._external)
+    def _recording(self, places: Places) -> _Recording:
+        spots = (places.spots[b] for b in self._external)
+        key = (
+            *((storage.serial, offset, 0) for storage, offset in spots),
+            *((slab.storage.serial, 0, 0) for slab in places.packs),
+        )
         recording = self._recordings.get(key)
         if recording is None:
-            recording = self._record(memory)
+            recording = self._record(places)
             self._recordings[key] = recording
             if len(self._recordings) > _RECORDINGS:
                 self._recordings.popitem(last=False)
@@ -176,7 +152,7 @@ class Executable:
             self._recordings.move_to_end(key)
         return recording
 
-    def _record(self, memory: dict[int, Storage]) -> _Recording:
+    def _record(self, places: Places) -> _Recording:
         copies: dict[int, list[Copy]] = {}
         for copy in self.plan.copies:
             copies.setdefault(copy.kernel, []).append(copy)
@@ -185,19 +161,19 @@ class Executable:
         for k, rounds in self._rounds:
             for copy in copies.get(k, ()):
                 if not (copy.once and any(rounds.values())):
-                    steps += self._copies(copy, memory, rounds)
+                    steps += self._copies(copy, places, rounds)
             if (p := self._by_number.get(k)) is not None:
-                group = self._group(p, memory, rounds)
+                group = self._group(p, places, rounds)
                 groups[id(group)] = group
                 steps.append((native.handle(p.pipeline), native.handle(group), *p.kernel.grid))
         return _Recording(steps, tuple(groups.values()))
 
-    def _copies(self, copy: Copy, memory: dict[int, Storage], rounds: Rounds) -> list[native.Copy]:
-        storage, offset, nbytes = self._range(copy.buffer, memory, rounds)
+    def _copies(self, copy: Copy, places: Places, rounds: Rounds) -> list[native.Copy]:
+        storage, offset, nbytes = self._range(copy.buffer, places, rounds)
         image, texel = self._images[copy.image][0], self.plan.images[copy.image].texel
         return native.copies(storage.gpu, offset, nbytes, image, copy.width, texel)
 
-    def _group(self, prepared: _Prepared, memory: dict[int, Storage], rounds: Rounds) -> Any:
+    def _group(self, prepared: _Prepared, places: Places, rounds: Rounds) -> Any:
         bound: list[tuple[Any, int, int]] = []
         ranges: list[_Range] = []
         for b in prepared.kernel.bindings:
@@ -205,7 +181,7 @@ class Executable:
                 bound.append((self._images[b.image][1], 0, 0))
                 ranges.append((-1 - b.image, 0, 0))
                 continue
-            storage, offset, nbytes = self._range(b.buffer, memory, rounds)
+            storage, offset, nbytes = self._hull(b, places, rounds)
             bound.append((storage.gpu, offset, nbytes))
             ranges.append((storage.serial, offset, nbytes))
         key = prepared.accesses, tuple(ranges)
@@ -219,28 +195,35 @@ class Executable:
             self._groups.move_to_end(key)
         return group
 
-    def _range(
-        self, b: int, memory: dict[int, Storage], rounds: Rounds
-    ) -> tuple[Storage, int, int]:
+    def _hull(self, binding: Binding, places: Places, rounds: Rounds) -> tuple[Storage, int, int]:
+        """The range that holds all buffers of a binding."""
+        storage, start, nbytes = self._range(binding.buffer, places, rounds)
+        end = start + nbytes
+        for b in binding.more:
+            _, offset, nbytes = self._range(b, places, rounds)
+            start, end = min(start, offset), max(end, offset + nbytes)
+        return storage, start, end - start
+
+    def _range(self, b: int, places: Places, rounds: Rounds) -> tuple[Storage, int, int]:
         nbytes = self.plan.buffers[b].nbytes
         b, start = self._loops.locate(b, rounds)
-        buffer = self.plan.buffers[b]
-        match buffer.place:
+        match self.plan.buffers[b].place:
             case ("arena", block, offset):
                 return self._arena[block].storage, offset + start, nbytes
+            case ("pack", p, offset):
+                return places.packs[p].storage, offset + start, nbytes
             case ("constant", k):
                 return self._constants[k].storage, start, nbytes
-            case ("input" | "output", _):
-                return memory[b], start, nbytes
+            case ("input", i):
+                storage, offset = places.spots[self.plan.inputs[i]]
+                return storage, offset + start, nbytes
+            case ("output", _):
+                storage, offset = places.spots[b]
+                return storage, offset + start, nbytes
             case _:
-                raise AssertionError(f"unknown place {buffer.place}")
+                raise AssertionError(f"unknown place {self.plan.buffers[b].place}")
 
-    def _submit(
-        self,
-        recording: _Recording,
-        memory: dict[int, Storage],
-        made: dict[int, DeviceBuffer],
-    ) -> None:
+    def _submit(self, recording: _Recording, places: Places) -> None:
         """Records and submits the dispatches, then copies of results that the plan itself keeps."""
         steps = recording.steps
         if not steps and not self._copied:
@@ -248,11 +231,13 @@ class Executable:
         for start in range(0, max(len(steps), 1), _SPLIT):
             encoder = self.device.gpu.create_command_encoder()
             part = steps[start : start + _SPLIT]
+            if start == 0:
+                move(encoder, places.moves)
             native.encode(encoder, part)
             if start + _SPLIT >= len(steps):
                 for b in self._copied:
-                    source, offset, nbytes = self._range(b, memory, {})
-                    target = made[b].storage.gpu
+                    source, offset, nbytes = self._range(b, places, {})
+                    target = places.made[b].storage.gpu
                     encoder.copy_buffer_to_buffer(source.gpu, offset, target, 0, nbytes)
             try:
                 self.device.submit([encoder.finish()])
@@ -260,36 +245,48 @@ class Executable:
                 raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
         self.device.counters.dispatches += sum(k in self._by_number for k, _ in self._rounds)
 
-    def _results(
-        self, buffers: Sequence[DeviceBuffer], made: dict[int, DeviceBuffer]
-    ) -> list[DeviceBuffer]:
+    def _results(self, buffers: Sequence[DeviceBuffer], places: Places) -> list[DeviceBuffer]:
         """One buffer a result. Consumes what was donated."""
-        plan = self.plan
-        results = dict(made)
+        plan, made = self.plan, places.made
+        results: dict[int, DeviceBuffer] = {}
         for b in plan.outputs:
-            place = plan.buffers[b].place
-            if place[0] == "input" and b not in results:
-                old = buffers[place[1]]
-                if place[1] in self._written:
-                    memory = old.consume(plan.name, place[1])
-                    results[b] = DeviceBuffer(self.device, memory, old.nbytes)
-                else:
-                    results[b] = old
+            match plan.buffers[b].place:
+                case ("pack", p, offset):
+                    slab = places.packs[p]
+                    nbytes = plan.buffers[b].nbytes
+                    results[b] = DeviceBuffer(self.device, slab.storage, nbytes, offset, slab)
+                case ("input", i) if plan.inputs[i] in made:  # it was moved
+                    results[b] = made[plan.inputs[i]]
+                case ("input", i) if i in self._written:
+                    results[b] = buffers[i].consume(plan.name, i)
+                case ("input", i):
+                    results[b] = buffers[i]
+                case _:
+                    results[b] = made[b]
         outputs = [results[b] for b in plan.outputs]
+        kept = {id(out) for out in outputs}
         for i in plan.donated:
-            if not buffers[i].donated and all(buffers[i] is not out for out in outputs):
-                self.device.pool.returned.append(buffers[i].consume(plan.name, i))
+            if not buffers[i].donated and id(buffers[i]) not in kept:
+                buffers[i].consume(plan.name, i)
         return outputs
 
-    def _spare(self, memory: dict[int, Storage]) -> dict[int, DeviceBuffer]:
-        """Copies of the arguments that the plan writes over."""
-        written = [b for b in memory if self._place(b) == "input"]
-        written = [b for b in written if self.plan.buffers[b].place[1] in self._written]
-        spare = {b: self.device.alloc(self.plan.buffers[b].nbytes) for b in written}
-        if spare:
+    def _spare(self, places: Places) -> Places:
+        """The same places with copies of what the plan writes over."""
+        spare = Places(dict(places.spots), [], {}, list(places.moves))
+        for slab in places.packs:
+            copy = Slab(self.device, self.device.pool.acquire(slab.storage.capacity))
+            whole = (slab.storage, 0, copy.storage, 0, slab.storage.capacity)
+            spare.moves.append(whole)
+            spare.packs.append(copy)
+        for i in self._written:
+            b = self.plan.inputs[i]
+            if b in spare.spots and b not in places.made:
+                copy = self.device.alloc(self.plan.buffers[b].nbytes)
+                spare.moves.append((*spare.spots[b], copy.storage, 0, copy.nbytes))
+                spare.spots[b], spare.made[b] = (copy.storage, 0), copy
+        if spare.moves:
             encoder = self.device.gpu.create_command_encoder()
-            for b, copy in spare.items():
-                encoder.copy_buffer_to_buffer(memory[b].gpu, 0, copy.storage.gpu, 0, copy.nbytes)
+            move(encoder, spare.moves)
             self.device.submit([encoder.finish()])
         return spare
 
@@ -306,6 +303,8 @@ def _written_arguments(plan: Plan) -> set[int]:
             place = plan.buffers[base].place
             if place[0] == "input":
                 written.add(place[1])
+    inputs = enumerate(plan.inputs)
+    written |= {i for i, b in inputs if plan.buffers[b].place[0] == "pack"}
     kept = sorted(written - set(plan.donated))
     if kept:
         raise ValueError(f"plan {plan.name} writes over arguments {kept}, which are not donated")

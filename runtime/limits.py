@@ -82,15 +82,24 @@ def _check_bindings(kernel: Kernel, plan: Plan, target: Target) -> None:
             str(len(kernel.bindings)),
         )
     for binding in kernel.bindings:
-        buffer = plan.buffers[binding.buffer]
-        if buffer.nbytes > target.max_binding_bytes:
+        held = [plan.buffers[b] for b in binding.buffers]
+        starts = [b.place[2] if len(b.place) == 3 else 0 for b in held]
+        nbytes = max(s + b.nbytes for s, b in zip(starts, held)) - min(starts)
+        if nbytes > target.max_binding_bytes:
             raise _refuse(
                 kernel,
                 f"bindings of at most {target.max_binding_bytes} bytes on {target.name}",
-                f"{buffer.nbytes} bytes of {buffer.name}",
+                f"{nbytes} bytes of {', '.join(b.name for b in held)}",
             )
-        if len(buffer.place) == 3:
-            _check_range(kernel, buffer.name, buffer.place, buffer.nbytes, plan, target)
+        if len({b.place[:2] for b in held}) > 1 or (len(held) > 1 and len(held[0].place) < 3):
+            raise _refuse(
+                kernel,
+                "the arrays of one binding in one block or pack",
+                ", ".join(f"{b.name} at {b.place}" for b in held),
+            )
+        for buffer in held:
+            if len(buffer.place) == 3:
+                _check_range(kernel, buffer.name, buffer.place, buffer.nbytes, plan, target)
 
 
 def _check_range(
@@ -101,17 +110,18 @@ def _check_range(
     plan: Plan,
     target: Target,
 ) -> None:
-    _, block, offset = place
+    kind, number, offset = place
+    block = (plan.packs if kind == "pack" else plan.arena)[number]
     if offset % target.offset_alignment:
         raise _refuse(
             kernel,
             f"offsets that are multiples of {target.offset_alignment} on {target.name}",
             f"{offset} of {name}",
         )
-    if offset + nbytes > plan.arena[block]:
+    if offset + nbytes > block:
         raise _refuse(
             kernel,
-            f"a range inside block {block} of {plan.arena[block]} bytes",
+            f"a range inside {'block' if kind == 'arena' else kind} {number} of {block} bytes",
             f"{nbytes} bytes at {offset} of {name}",
         )
 

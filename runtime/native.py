@@ -147,8 +147,8 @@ def _on_mapped(status: int, _message: Any, ticket: Any, _unused: Any) -> None:
 
 
 @contextmanager
-def mapped(gpu: Any, buffer: Any, mode: int, nbytes: int) -> Iterator[np.ndarray]:
-    """A buffer's first bytes in host memory, once the device has finished with the buffer.
+def mapped(gpu: Any, buffer: Any, mode: int, nbytes: int, offset: int = 0) -> Iterator[np.ndarray]:
+    """A range of a buffer in host memory, once the device has finished with the buffer.
 
     No submission may happen inside, since one that uses a mapped buffer ends the process: the
     caller holds the device's lock. No view may outlive the block. A request is never canceled:
@@ -160,12 +160,12 @@ def mapped(gpu: Any, buffer: Any, mode: int, nbytes: int) -> Iterator[np.ndarray
     info.mode = lib.WGPUCallbackMode_AllowProcessEvents
     info.callback = _on_mapped
     info.userdata1 = ffi.cast("void *", ticket)
-    libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, info[0])
+    libf.wgpuBufferMapAsync(buffer._internal, mode, offset, nbytes, info[0])
     try:
         _await(gpu, ticket)
         if _statuses[ticket] != lib.WGPUMapAsyncStatus_Success:
             raise RuntimeError(f"could not map {nbytes} bytes: status {_statuses[ticket]}")
-        pointer = libf.wgpuBufferGetMappedRange(buffer._internal, 0, nbytes)
+        pointer = libf.wgpuBufferGetMappedRange(buffer._internal, offset, nbytes)
         yield np.frombuffer(ffi.buffer(pointer, nbytes), np.uint8)
     finally:
         _await(gpu, ticket)  # an interrupt may have ended the first wait

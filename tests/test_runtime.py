@@ -454,8 +454,8 @@ def test_profile_of_one_pass_a_kernel(device):
     from eggpu.runtime import timing
 
     exe = Executable(chain(1 << 16, 3), device)
-    memory, _ = exe._memory([device.upload(values(1 << 16))])
-    times = timing._pass_each(device, exe._recording(memory).steps)
+    places = exe._places([device.upload(values(1 << 16))])
+    times = timing._pass_each(device, exe._recording(places).steps)
     assert len(times) == 3
     assert all(1_000 < t < 1_000_000_000 for t in times)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,10 +12,13 @@ import numpy as np
 from ..errors import IRError
 from ..ir import Node
 from ..types import DTYPES
+from .horizontal import Merged, Row, bound, rows
+from .horizontal import merge as find_merged
 from .images import with_images
 from .kernel import KernelSource
 from .memory import Item, Layout, aligned, lay_out, most_alive
 from .order import Step
+from .parts import TABLE, merged
 from .plan import Access, Binding, Buffer, Constant, Kernel, Plan, Repeat
 from .program import Array, Lower, Program
 from .repeat import Embedding, LoopSource, opened
@@ -24,17 +28,65 @@ from .target import Target
 Place = tuple[str, int] | tuple[str, int, int]
 
 
-def assemble(selection: Selection, target: Target, lower: Lower) -> Plan:
+def assemble(selection: Selection, target: Target, lower: Lower, merge: bool = True) -> Plan:
     """The plan of a selection; `lower` gives the kernels of a group.
 
     Of the selection's order, the same with donated inputs read earlier, and orders that free
-    scratch early, the one that needs least memory is taken. Raises CompileError when a value is too
-    large for the target.
+    scratch early, the one that needs least memory is taken. Independent kernels of one form are
+    merged where that takes little memory (with `merge`). Raises CompileError when a value is too large for the
+    target.
     """
     program = Program(selection, target, lower)
-    given, *others = [_Memory(program, order, target) for order in program.orders()]
+    plain = _smallest(program, target)
+    return ((_with_merged(program, plain, target) if merge else None) or plain).plan()
+
+
+def _smallest(program: Program, target: Target) -> _Memory:
+    """Memory for the best order. Raises _Unplaceable when no order can place what is merged."""
+    found: list[_Memory] = []
+    refused: _Unplaceable | None = None
+    for order in program.orders():
+        try:
+            found.append(_Memory(program, order, target))
+        except _Unplaceable as error:
+            refused = error
+    if not found:
+        assert refused is not None
+        raise refused
+    given, *others = found
     best = min(others, key=lambda m: m.alive, default=given)
-    return min(given, best, key=lambda m: m.nbytes).plan()
+    return min(given, best, key=lambda m: m.nbytes)
+
+
+def _with_merged(program: Program, plain: _Memory, target: Target) -> _Memory | None:
+    """The program with all that can be merged, or only what reads little scratch, if that pays."""
+    arguments = sum(v.nbytes for v in program.values if v.role == "input")
+    room = (plain.nbytes + arguments) // ROOM
+    profile = target.profile
+    for launches in (math.inf, 1.0, 1 / 16):
+        found = find_merged(program, target, launches)
+        while found:
+            try:
+                memory = _smallest(program.merged(found), target)
+            except _Unplaceable as error:
+                found = [step for step in found if step not in error.steps]
+                continue
+            grown = memory.nbytes - plain.nbytes
+            saved = (len(plain.steps) - len(memory.steps)) * profile.launch
+            if grown <= room or 2 * grown < saved * profile.bandwidth:
+                return memory
+            break
+    return None
+
+
+ROOM = 8  # merged kernels may add an eighth to the memory of a call, or what is written sooner
+
+
+class _Unplaceable(Exception):
+    """The values of merged steps cannot lie together."""
+
+    def __init__(self, steps: Sequence[Merged]) -> None:
+        self.steps = steps
 
 
 class _Memory:
@@ -44,6 +96,7 @@ class _Memory:
         self.program = program
         self.steps = [program.steps[k] for k in order]
         self.alignment, self.limit = target.offset_alignment, target.max_buffer_bytes
+        self.launch = target.profile.launch
         self.first_write: dict[int, int] = {}
         self.last_read: dict[int, int] = {}
         self.last_use: dict[int, int] = {}
@@ -52,12 +105,36 @@ class _Memory:
             self.last_read |= dict.fromkeys(step.reads, k)
             self.last_use |= dict.fromkeys((*step.writes, *step.reads), k)
         self.over = program.pairs(self._may_overwrite)
+        self.packs: list[int] = []  # bytes
+        self.packed: dict[int, tuple[str, int, int]] = {}
+        self.row_of: dict[int, Row] = {}  # of scratch
+        self._place_rows(target)
         self.slots: list[Item] = []
         self.slot_of: dict[int, int] = {}
         for k in range(len(self.steps)):
             self._allocate(k)
         values = enumerate(program.values)
         self.made = sum(v.nbytes for i, v in values if v.role == "output" and i not in self.over)
+
+    def _place_rows(self, target: Target) -> None:
+        """Packs for the arguments that merged steps bind together; notes their rows of scratch."""
+        steps = [step for step in self.steps if isinstance(step, Merged)]
+        most = min(target.max_binding_bytes, self.limit)
+        kept = set(self.over.values())
+        for row in rows(steps, self.over, self.program, self.alignment):
+            roles = {self.program.values[v].role for v in row.offsets}
+            if roles == {"scratch"} and row.nbytes <= most:
+                self.row_of |= dict.fromkeys(row.offsets, row)
+            elif roles == {"input"} and row.offsets.keys() <= kept and row.nbytes <= most:
+                if not self.packs or self.packs[-1] + row.nbytes > self.limit:
+                    self.packs.append(0)
+                for value, offset in row.offsets.items():
+                    self.packed[value] = ("pack", len(self.packs) - 1, self.packs[-1] + offset)
+                self.packs[-1] += row.nbytes
+            else:
+                values = row.offsets.keys()
+                inside = [s for s in steps if any(self.over.get(v, v) in values for v in bound(s))]
+                raise _Unplaceable(inside)
 
     @cached_property
     def layout(self) -> Layout:
@@ -90,6 +167,8 @@ class _Memory:
         for written, read in self._in_place(k):
             dies = read in self.slot_of and self.last_use[read] == k
             fresh = values[written].role == "scratch" and written not in self.slot_of
+            if read in self.row_of or written in self.row_of:
+                continue
             if dies and fresh and read not in heirs and written not in heirs.values():
                 heirs[read] = written
                 slot = self.slot_of[written] = self.slot_of[read]
@@ -97,12 +176,17 @@ class _Memory:
                 self.slots[slot] = Item(old.nbytes, old.first, self.last_use[written])
         for value in (*self.steps[k].writes, *self.steps[k].reads):
             if values[value].role == "scratch" and value not in self.slot_of:
-                self.slot_of[value] = len(self.slots)
-                self.slots.append(Item(values[value].nbytes, k, self.last_use[value]))
+                row = self.row_of.get(value)
+                held = [value] if row is None else list(row.offsets)
+                nbytes = values[value].nbytes if row is None else row.nbytes
+                self.slot_of |= dict.fromkeys(held, len(self.slots))
+                self.slots.append(Item(nbytes, k, max(self.last_use[v] for v in held)))
 
     def place(self, value: int) -> Place:
         """Where a value lies; a constant by its value's number."""
         match self.program.values[value].role:
+            case "input" if value in self.packed:
+                return self.packed[value]
             case "input":
                 return ("input", self.program.argument[value])
             case "output" if value in self.over:
@@ -112,7 +196,9 @@ class _Memory:
             case "constant":
                 return ("constant", value)
             case _:
-                return ("arena", *self.layout.places[self.slot_of[value]])
+                block, offset = self.layout.places[self.slot_of[value]]
+                row = self.row_of.get(value)
+                return ("arena", block, offset + (row.offsets[value] if row else 0))
 
     @cached_property
     def kept(self) -> list[Step]:
@@ -138,7 +224,7 @@ class _Memory:
         table = _Buffers(self)
         inputs = tuple(table.number(value) for value in program.inputs)
         outputs = tuple(table.number(result.value) for result in program.results)
-        time = _Times(program.groups, self.kept)
+        time = _Times(program.groups, self.kept, self.launch)
         kernels: list[Kernel] = []
         loops: list[Repeat] = []
         for step in self.kept:
@@ -159,6 +245,7 @@ class _Memory:
             scratch_bytes=scratch,
             features=tuple(sorted({f for step in self.kept for f in step.source.features})),
             loops=tuple(loops),
+            packs=tuple(self.packs),
         )
         return with_images(opened(plan))
 
@@ -186,32 +273,71 @@ class _Memory:
     def _kernel(
         self, step: Step, source: KernelSource, table: _Buffers, predicted_ns: float
     ) -> Kernel:
-        program, group = self.program, self.program.groups[step.group]
-        assert isinstance(group, Group)
-        numbers = [table.number(value) for value in (*step.writes, *step.reads)]
-        memory = [table.buffers[n].place[:2] for n in numbers]
-        written = set(memory[: len(step.writes)])
+        if isinstance(step, Merged):
+            return self._merged_kernel(step, source, table, predicted_ns)
+        numbers = [(table.number(value),) for value in bound(step)]
+        return self._bound_kernel(step, source, numbers, len(step.writes), table, predicted_ns)
+
+    def _merged_kernel(
+        self, step: Merged, source: KernelSource, table: _Buffers, predicted_ns: float
+    ) -> Kernel:
+        """The parts' text with the places of what they bind."""
+        sources = step.sources
+        first = sources[0]
+        numbers: list[tuple[int, ...]] = []
+        offsets: list[tuple[int, ...] | None] = []
+        for k, shared in enumerate(step.shared):
+            held = [table.number(value) for value in step.values(k)]
+            numbers.append((held[0],) if shared else tuple(dict.fromkeys(held)))
+            starts = [table.buffers[n].place[-1] for n in held]
+            lowest = min(starts)  # type: ignore[type-var]
+            offsets.append(None if shared else tuple(int(s) - int(lowest) for s in starts))
+        text, entries = merged(sources, offsets, source.grid)
+        source = replace(source, text=text, writes=first.writes, reads=first.reads)
+        if entries:
+            numbers.append((table.numbers(entries),))
+            reads = (*first.reads, first.reads[0] if first.reads else first.writes[0])
+            text = text.replace(f"${TABLE}", f"${len(first.elements)}")
+            source = replace(source, text=text, reads=reads, elements=(*first.elements, "u32"))
+        kernel = self._bound_kernel(step, source, numbers, len(first.writes), table, predicted_ns)
+        return replace(kernel, computes=f"{len(step.parts)} times: {kernel.computes}")
+
+    def _bound_kernel(
+        self,
+        step: Step,
+        source: KernelSource,
+        numbers: Sequence[tuple[int, ...]],
+        writes: int,
+        table: _Buffers,
+        predicted_ns: float,
+    ) -> Kernel:
+        """A kernel whose binding k is of the buffers `numbers[k]`."""
+        program = self.program
+        memory = [table.buffers[n[0]].place[:2] for n in numbers]
+        written = set(memory[:writes])
         accesses: list[Access] = ["read_write" if m in written else "read" for m in memory]
         for k, element in enumerate(source.elements):
             if element == "image1" or element == "image4":
                 accesses[k] = element
-        writable = frozenset(j for j, m in enumerate(memory[len(step.writes) :]) if m in written)
+        writable = frozenset(j for j, m in enumerate(memory[writes:]) if m in written)
         return Kernel(
             name=source.name,
             template=source.template,
             wgsl=source.source(_binding_names(source), writable),
-            bindings=tuple(Binding(n, a) for n, a in zip(numbers, accesses, strict=True)),
+            bindings=tuple(
+                Binding(n[0], a, more=n[1:]) for n, a in zip(numbers, accesses, strict=True)
+            ),
             grid=source.grid,
             workgroup=source.workgroup,
             flops=source.flops,
             bytes_read=source.bytes_read,
             bytes_written=source.bytes_written,
             predicted_ns=predicted_ns,
-            computes=source.describe([f"%{table.buffers[n].name}" for n in numbers]),
-            source=_texts(group, program.graph.sources),
-            rules=_texts(group, program.made_by),
+            computes=source.describe([f"%{table.buffers[n[0]].name}" for n in numbers]),
+            source=_texts(step, program, program.graph.sources),
+            rules=_texts(step, program, program.made_by),
             trusted=source.trusted,
-            writes=len(step.writes),
+            writes=writes,
             updates=tuple((k, table.number(program.number(v))) for k, v in source.updates),
         )
 
@@ -222,24 +348,36 @@ def _binding_names(source: KernelSource) -> list[str]:
     return [*(f"out{k}" for k in writes), *(f"in{k}" for k in reads)]
 
 
-def _texts(group: Group, of: Mapping[Node, str]) -> tuple[str, ...]:
-    """What `of` says about the nodes that a group computes, each text once."""
-    return tuple(dict.fromkeys(text for n in body(group) if (text := of.get(n))))
+def _texts(step: Step, program: Program, of: Mapping[Node, str]) -> tuple[str, ...]:
+    """What `of` says about the nodes that a step's groups compute, each text once."""
+    groups = (program.groups[part.group] for part in _parts(step))
+    return tuple(dict.fromkeys(t for g in groups for n in body(g) if (t := of.get(n))))
+
+
+def _parts(step: Step) -> tuple[Step, ...]:
+    return step.parts if isinstance(step, Merged) else (step,)
 
 
 class _Times:
     """The predicted time of a step: its group's, shared among the steps by the bytes they move."""
 
-    def __init__(self, groups: Sequence[Group | LoopGroup], steps: Sequence[Step]) -> None:
-        self._groups = groups
+    def __init__(
+        self, groups: Sequence[Group | LoopGroup], steps: Sequence[Step], launch: float
+    ) -> None:
+        self._groups, self._launch = groups, launch
         self._moved: dict[int, int] = {}
-        for step in steps:
+        for step in (part for whole in steps for part in _parts(whole)):
             self._moved[step.group] = self._moved.get(step.group, 0) + self._bytes(step)
 
     def _bytes(self, step: Step) -> int:
         return 1 + step.source.bytes_read + step.source.bytes_written
 
     def __call__(self, step: Step) -> float:
+        parts = _parts(step)
+        saved = (len(parts) - 1) * self._launch
+        return max(sum(map(self._one, parts)) - saved, self._launch if saved else 0.0)
+
+    def _one(self, step: Step) -> float:
         group = self._groups[step.group]
         assert isinstance(group, Group)
         return group.predicted_ns * self._bytes(step) / self._moved[step.group]
@@ -286,6 +424,16 @@ class _Buffers:
         made = [w for w in self.memory.kept[k].writes if w in self.memory.slot_of]
         position = made.index(value)
         return f"t{k}.{position}" if position else f"t{k}"
+
+    def numbers(self, values: Sequence[int]) -> int:
+        """The buffer of a constant that holds numbers."""
+        data = np.asarray(values, "<u4").tobytes()
+        self.constants.append(Constant((len(values),), "u32", data))
+        at = len(self.constants) - 1
+        self.buffers.append(
+            Buffer(f"c{at}", (len(values),), "u32", len(data), "constant", ("constant", at))
+        )
+        return len(self.buffers) - 1
 
     def _constant(self, array: Array) -> Place:
         assert isinstance(array.key, Node)

@@ -74,8 +74,8 @@ class _Images:
         self.written: dict[int, int] = {}
         self.around = [Loops(plan).around(k) for k in range(len(plan.kernels))]
         for k, kernel in enumerate(plan.kernels):
-            for binding in kernel.bindings[: kernel.writes]:
-                self.written[binding.buffer] = k
+            for number in (n for b in kernel.bindings[: kernel.writes] for n in b.buffers):
+                self.written[number] = k
 
     def placed(self) -> Plan:
         kernels: list[Kernel] = []

@@ -20,6 +20,8 @@ class Buffer:
     ("input", i)            the i-th argument's own buffer (also an output written over a donated input)
     ("output", j)           a buffer allocated for the j-th result of each call
     ("arena", block, offset) a range of a scratch block that lives as long as the loaded plan
+    ("pack", p, offset)     a range of a buffer that holds several arguments which the call writes
+                            over; it holds the results afterwards, and is the next call's argument
     ("constant", k)         the plan's k-th constant, uploaded once
     ("loop", r)             somewhere else in each round of the plan's r-th loop (role "view")
     """
@@ -37,12 +39,19 @@ class Binding:
     """A kernel's binding number is its position in `Kernel.bindings` (group 0).
 
     With access "image1" or "image4" the kernel reads a copy of the buffer in one of the plan's
-    images, of f32 or of vec4<f32>.
+    images, of f32 or of vec4<f32>. A binding of several buffers, which lie in one block or pack, is
+    of the least range that holds them all.
     """
 
     buffer: int  # index into Plan.buffers
     access: Access
     image: int = -1  # index into Plan.images
+    more: tuple[int, ...] = ()  # further buffers
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """All buffers of the binding."""
+        return (self.buffer, *self.more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +170,12 @@ class Plan:
     images: tuple[Image, ...] = ()
     copies: tuple[Copy, ...] = ()  # in the order of their kernels
     loops: tuple[Repeat, ...] = ()  # an outer loop before those inside it
+    packs: tuple[int, ...] = ()  # bytes of each pack
 
     @property
     def peak_bytes(self) -> int:
         """Bytes on the device during a call: arguments, results, constants, arena and images."""
-        placed = {b.place: b.nbytes for b in self.buffers if b.place[0] not in ("arena", "loop")}
+        apart = ("arena", "loop", "pack")
+        placed = {b.place: b.nbytes for b in self.buffers if b.place[0] not in apart}
         images = sum(image.nbytes for image in self.images)
-        return sum(placed.values()) + sum(self.arena) + images
+        return sum(placed.values()) + sum(self.arena) + sum(self.packs) + images

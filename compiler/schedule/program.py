@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ..errors import CompileError, IRError
 from ..ir import Graph, Kind, Node
@@ -16,6 +19,9 @@ from .plan import Role
 from .repeat import LoopSource
 from .selection import Group, LoopGroup, Selection
 from .target import Target
+
+if TYPE_CHECKING:
+    from .horizontal import Merged
 
 Lower = Callable[[Group, Target], Sequence[KernelSource]]
 
@@ -155,6 +161,21 @@ class Program:
                 f"{value!r} needs {value.nbytes} bytes{' at ' + line if line else ''}, "
                 f"{target.name} can bind at most {limit} as one array"
             )
+
+    @cached_property
+    def likely(self) -> set[int]:
+        """Donated inputs and outputs that take their memory, if the order of kernels allows."""
+        pairs = self.pairs(lambda output, input_: True)
+        return {*pairs, *pairs.values()}
+
+    def merged(self, found: Sequence[Merged]) -> Program:
+        """The program with merged steps in place of their parts."""
+        from .horizontal import contract
+
+        program = copy.copy(self)
+        program.steps = contract(self.steps, self.before, found)
+        program.before = dependencies(program.steps)
+        return program
 
     def orders(self) -> list[list[int]]:
         """Legal orders to choose from, the plainest first."""

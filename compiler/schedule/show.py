@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .kernel import identifiers
-from .plan import Buffer, Kernel, Plan
+from .plan import Binding, Buffer, Kernel, Plan
 from .rounds import Loops
 
 COMPUTES = 96  # characters of "computes" in the table
@@ -115,9 +115,14 @@ def _table(columns: Sequence[Column]) -> list[str]:
 
 
 def _flow(plan: Plan, kernel: Kernel) -> str:
-    names = [plan.buffers[b.buffer].name for b in kernel.bindings]
+    names = [_bound(plan, b) for b in kernel.bindings]
     reads, writes = names[kernel.writes :], names[: kernel.writes]
     return f"{', '.join(reads)} -> {', '.join(writes)}".strip()
+
+
+def _bound(plan: Plan, binding: Binding) -> str:
+    name = plan.buffers[binding.buffer].name
+    return f"{name} and {len(binding.more)} more" if binding.more else name
 
 
 def _computes(kernel: Kernel) -> str:
@@ -153,9 +158,10 @@ def _size(nbytes: int) -> str:
 
 def _written_over(plan: Plan, buffer: Buffer) -> Buffer | None:
     """The input whose memory a result takes, if any."""
-    if buffer.role == "input" or buffer.place[0] != "input":
+    if buffer.role == "input" or buffer.place[0] not in ("input", "pack"):
         return None
-    return plan.buffers[plan.inputs[buffer.place[1]]]
+    over = (n for n in plan.inputs if plan.buffers[n].place == buffer.place)
+    return plan.buffers[next(over)]
 
 
 def lifetimes(plan: Plan) -> list[tuple[int, int] | None]:
@@ -170,8 +176,8 @@ def lifetimes(plan: Plan) -> list[tuple[int, int] | None]:
         found[buffer] = min(start, first), max(end, last)
 
     for k, kernel in enumerate(plan.kernels):
-        for binding in kernel.bindings:
-            use(binding.buffer, k, k)
+        for number in (n for binding in kernel.bindings for n in binding.buffers):
+            use(number, k, k)
     for loop in reversed(plan.loops):
         stacks = [row.stack for row in loop.rows]
         for buffer in (*stacks, *(b for c in loop.carries for b in (c.first, c.even, c.odd))):
@@ -206,7 +212,12 @@ def memory_map(plan: Plan) -> str:
 
 def _totals_by_role(plan: Plan) -> list[str]:
     own = {b.place: b for b in plan.buffers if b.place[0] not in ("arena", "loop")}.values()
-    names = {"input": "arguments", "output": "results of their own", "constant": "constants"}
+    names = {
+        "input": "arguments",
+        "pack": "arguments side by side",
+        "output": "results of their own",
+        "constant": "constants",
+    }
     lines: list[str] = []
     for kind, name in names.items():
         sizes = [b.nbytes for b in own if b.place[0] == kind]

@@ -58,13 +58,14 @@ def _need(condition: bool, where: str, message: str) -> None:
 def _check_tables(plan: Plan) -> None:
     """Every number in the plan points at something."""
     where, count = f"plan {plan.name}", len(plan.buffers)
-    bound = [b.buffer for k in plan.kernels for b in k.bindings]
+    bound = [n for k in plan.kernels for b in k.bindings for n in b.buffers]
     for what, numbers in (("inputs", plan.inputs), ("outputs", plan.outputs), ("bindings", bound)):
         for n in numbers:
             _need(0 <= n < count, where, f"{what} name buffer {n} of {count} buffers")
     for i, n in enumerate(plan.inputs):
         place, name = plan.buffers[n].place, plan.buffers[n].name
-        fits = plan.buffers[n].role == "input" and place == ("input", i)
+        packed = place[0] == "pack" and i in plan.donated
+        fits = plan.buffers[n].role == "input" and (place == ("input", i) or packed)
         _need(fits, where, f"input {i} needs a place ('input', {i}), {name} lies at {place}")
     _check_loops(plan, where)
     for i in plan.donated:
@@ -125,19 +126,21 @@ def _check_buffer(plan: Plan, buffer: Buffer, target: Target) -> None:
         "input": len(plan.inputs),
         "output": len(plan.outputs),
         "arena": len(plan.arena),
+        "pack": len(plan.packs),
         "constant": len(plan.constants),
         "loop": len(plan.loops),
     }
     kind, number = buffer.place[:2]
-    size = 3 if kind == "arena" else 2
+    size = 3 if kind in ("arena", "pack") else 2
     known = 0 <= number < tables.get(kind, 0) and len(buffer.place) == size
     _need(known, where, f"lies at {buffer.place}, which is no place of this plan")
     if kind == "constant":
         held = len(plan.constants[number].data)
         _need(held == need, where, f"needs {need} bytes of constant {number}, got {held}")
-    if kind == "arena":
+    if size == 3:
         start, end = _bytes(buffer)
-        block, unit = plan.arena[number], target.offset_alignment
+        block = (plan.arena if kind == "arena" else plan.packs)[number]
+        unit = target.offset_alignment
         _need(start % unit == 0, where, f"needs an offset divisible by {unit}, got {start}")
         _need(0 <= start and end <= block, where, f"{start}:{end} leaves a block of {block} bytes")
         _need(block <= most, where, f"needs a block of at most {most} bytes, got {block}")
@@ -154,19 +157,24 @@ def _check_kernel(plan: Plan, kernel: Kernel, target: Target, where: str) -> Non
     fits = min(size) >= 1 and math.prod(size) <= most and size[2] <= MAX_WORKGROUP_Z
     _need(fits, where, f"needs a workgroup of 1 to {most} invocations, got {_by(size)}")
     most = target.max_binding_bytes
-    for buffer in (plan.buffers[b.buffer] for b in kernel.bindings):
-        got = buffer.nbytes
-        _need(got <= most, where, f"binds at most {most} bytes, {buffer.name} has {got}")
+    for binding in kernel.bindings:
+        held = [plan.buffers[n] for n in binding.buffers]
+        got = max(_bytes(b)[1] for b in held) - min(_bytes(b)[0] for b in held)
+        _need(got <= most, where, f"binds at most {most} bytes, {held[0].name} has {got}")
+        one = len(held) == 1 or (len({b.place[:2] for b in held}) == 1 and len(held[0].place) == 3)
+        _need(one, where, f"binds {held[0].name} with arrays in other buffers")
 
 
 def _check_sharing(memory: _Contents, kernel: Kernel, where: str) -> None:
     """What one kernel may do with memory: bindings of one device buffer, and ranges that meet."""
-    plan = memory.plan
-    bound = [(memory.placed(b.buffer), b.access) for b in kernel.bindings]
-    written = {buffer.place[:2] for buffer, _ in bound[: kernel.writes]}
+    plan, whole = memory.plan, enumerate(kernel.bindings)
+    members = [(k, memory.placed(n), b.access) for k, b in whole for n in b.buffers]
+    outputs = sum(k < kernel.writes for k, _, _ in members)
+    bound = [(buffer, access) for _, buffer, access in members]
+    written = {buffer.place[:2] for buffer, _ in bound[:outputs]}
     if memory.rounds:  # in other rounds they may share memory with what is written then
         written |= {buffer.place[:2] for buffer, access in bound if access == "read_write"}
-    for k, (buffer, access) in enumerate(bound):
+    for k, buffer, access in members:
         writes, (kind, number) = k < kernel.writes, buffer.place[:2]
         need = "read_write" if writes or buffer.place[:2] in written else "read"
         need = access if access in TEXELS and not writes else need  # a copy, so it shares nothing
@@ -174,12 +182,12 @@ def _check_sharing(memory: _Contents, kernel: Kernel, where: str) -> None:
         _need(not writes or kind != "constant", where, f"writes the constant {buffer.name}")
         allowed = not writes or kind != "input" or number in plan.donated
         _need(allowed, where, f"writes {buffer.name} over input {number}, which is not donated")
-    for k, (first, _) in enumerate(bound[: kernel.writes]):
+    for k, (first, _) in enumerate(bound[:outputs]):
         for j, (second, _) in enumerate(bound):
             if j == k or not _meet(first, second):
                 continue
             same = DTYPES[first.dtype].size == DTYPES[second.dtype].size
-            in_place = j >= kernel.writes and same and _bytes(first) == _bytes(second)
+            in_place = j >= outputs and same and _bytes(first) == _bytes(second)
             _need(in_place, where, f"writes {first.name} over {second.name}, which it binds")
 
 
@@ -288,7 +296,8 @@ class _Contents:
         """Checks what the kernel reads and notes what it writes."""
         for binding in kernel.bindings[kernel.writes :]:
             if binding.access not in TEXELS:
-                self.check(binding.buffer, where)
+                for number in binding.buffers:
+                    self.check(number, where)
                 continue
             name, image = self.plan.buffers[binding.buffer].name, binding.image
             holds = self.images.get(image) == binding.buffer
@@ -297,8 +306,8 @@ class _Contents:
             _need(got == need, where, f"needs texels of {need} bytes of {name}, got {got}")
         for k, before in kernel.updates:
             self._check_update(kernel.bindings[k].buffer, before, where)
-        for binding in kernel.bindings[: kernel.writes]:
-            self._write(binding.buffer)
+        for number in (n for b in kernel.bindings[: kernel.writes] for n in b.buffers):
+            self._write(number)
 
     def _write(self, number: int) -> None:
         buffer, (base, _) = self.placed(number), self.loops.locate(number, self.rounds)

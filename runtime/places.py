@@ -1,0 +1,138 @@
+"""Where the arguments and results of a call lie: in buffers of their own, or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..compiler.schedule.plan import Plan
+from .buffers import DeviceBuffer, Slab, Storage
+from .errors import DeviceError
+
+if TYPE_CHECKING:
+    from .device import Device
+
+Move = tuple[Storage, int, Storage, int, int]  # from, offset, to, offset, bytes
+Spot = tuple[Storage, int]  # memory and offset
+
+
+@dataclass(slots=True)
+class Places:
+    """The memory of one call: `spots` by buffer of the plan (arguments and results outside of
+    packs), a slab for each pack, buffers made for results, and copies to make before the kernels.
+    """
+
+    spots: dict[int, Spot] = field(default_factory=dict[int, Spot])
+    packs: list[Slab] = field(default_factory=list[Slab])
+    made: dict[int, DeviceBuffer] = field(default_factory=dict[int, DeviceBuffer])
+    moves: list[Move] = field(default_factory=list[Move])
+
+
+class Arguments:
+    """Finds the memory of the calls of one plan; `written` are arguments that it writes over."""
+
+    def __init__(self, plan: Plan, device: Device, written: set[int]) -> None:
+        self.plan, self.device, self.written = plan, device, written
+        self.sizes = [plan.buffers[b].nbytes for b in plan.inputs]
+        self.members: list[list[tuple[int, int]]] = [[] for _ in plan.packs]  # argument, offset
+        self.alone: list[tuple[int, int]] = []  # argument, buffer
+        for i, b in enumerate(plan.inputs):
+            match plan.buffers[b].place:
+                case ("pack", p, offset):
+                    self.members[p].append((i, offset))
+                case _:
+                    self.alone.append((i, b))
+
+    def place(self, buffers: Sequence[DeviceBuffer]) -> Places:
+        """The memory of a call. Raises DonatedError, DeviceError or ValueError for a misfit."""
+        self._check(buffers)
+        found = Places()
+        for i, b in self.alone:
+            found.spots[b] = buffers[i].storage, buffers[i].offset
+        others = {buffers[i].slab for i, _ in self.alone} - {None}
+        for p, members in enumerate(self.members):
+            slab = self._together(buffers, members, self.plan.packs[p])
+            if slab is None or slab in others:
+                slab = self._gather(buffers, members, self.plan.packs[p], found)
+            found.packs.append(slab)
+        if others and self.written:
+            self._separate(buffers, found)
+        return found
+
+    def _check(self, buffers: Sequence[DeviceBuffer]) -> None:
+        plan, device = self.plan, self.device
+        if len(buffers) != len(plan.inputs):
+            raise ValueError(f"{plan.name} needs {len(plan.inputs)} buffers, got {len(buffers)}")
+        for i, (buffer, nbytes) in enumerate(zip(buffers, self.sizes)):
+            if buffer.nbytes != nbytes or buffer.device is not device or buffer.donated:
+                self._refuse(i, buffer)
+        if self.written and len({(b.storage.serial, b.offset) for b in buffers}) < len(buffers):
+            self._refuse_shared(buffers)
+
+    def _refuse(self, i: int, buffer: DeviceBuffer) -> None:
+        """Raises the error of an argument that does not fit."""
+        needed = self.plan.buffers[self.plan.inputs[i]]
+        _ = buffer.storage  # raises when it was donated
+        if buffer.device is not self.device:
+            raise DeviceError(
+                f"argument {i} ({needed.name}) of {self.plan.name} needs a buffer of "
+                f"{self.device}, got one of {buffer.device}"
+            )
+        raise ValueError(
+            f"argument {i} ({needed.name}) of {self.plan.name} needs {needed.nbytes} bytes "
+            f"for {needed.dtype}{list(needed.shape)}, got {buffer.nbytes}"
+        )
+
+    def _refuse_shared(self, buffers: Sequence[DeviceBuffer]) -> None:
+        spots = [(b.storage, b.offset) for b in buffers]
+        for i in sorted(self.written):
+            for j, spot in enumerate(spots):
+                if j != i and spot == spots[i]:
+                    raise ValueError(
+                        f"argument {i} of {self.plan.name} is written over, "
+                        f"so its buffer cannot also be argument {j}"
+                    )
+
+    def _together(
+        self, buffers: Sequence[DeviceBuffer], members: Sequence[tuple[int, int]], nbytes: int
+    ) -> Slab | None:
+        """The slab in which the members of a pack lie as the plan wants them, if they do."""
+        slab = buffers[members[0][0]].slab
+        if slab is None or slab.storage.capacity < nbytes:
+            return None
+        for i, offset in members:
+            if buffers[i].slab is not slab or buffers[i].offset != offset:
+                return None
+        return slab
+
+    def _gather(
+        self,
+        buffers: Sequence[DeviceBuffer],
+        members: Sequence[tuple[int, int]],
+        nbytes: int,
+        found: Places,
+    ) -> Slab:
+        """A new slab for a pack, and the copies that fill it."""
+        slab = Slab(self.device, self.device.pool.acquire(nbytes))
+        for i, offset in members:
+            old = buffers[i]
+            found.moves.append((old.storage, old.offset, slab.storage, offset, old.nbytes))
+        return slab
+
+    def _separate(self, buffers: Sequence[DeviceBuffer], found: Places) -> None:
+        """Moves arguments that are written over out of slabs: a kernel may not read one part of a
+        buffer and write another."""
+        for i, b in self.alone:
+            old = buffers[i]
+            if i in self.written and old.slab is not None:
+                new = self.device.alloc(old.nbytes)
+                found.made[b] = new
+                found.spots[b] = new.storage, 0
+                found.moves.append((old.storage, old.offset, new.storage, 0, old.nbytes))
+
+
+def move(encoder: Any, moves: Sequence[Move]) -> None:
+    """Records copies between buffers."""
+    for source, start, target, offset, nbytes in moves:
+        encoder.copy_buffer_to_buffer(source.gpu, start, target.gpu, offset, nbytes)
