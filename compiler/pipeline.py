@@ -33,6 +33,7 @@ class Options:
     precision: "float32", or "mixed": activations and operands of products are kept as f16 (see compiler/mixed.py). Gradients
         of small losses vanish in f16: multiply the loss by a factor, as optim.scaled does.
     without: names of rules that are not used (eggpu.rules.list() has them all).
+    force: names of kernels ("attention_split") that compute whatever they can, whatever they cost.
     rules: rules to add to eggpu's own (eggpu.rules.Rule); eggpu.testing.check_rule finds out whether they are right.
     max_rows, max_seconds: bounds of saturation; one that is hit still gives a right plan.
     effort: rounds of the extraction search.
@@ -42,6 +43,7 @@ class Options:
     relaxed: bool = False
     precision: Literal["float32", "mixed"] = "float32"
     without: tuple[str, ...] = ()
+    force: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     max_rows: int = 400_000
     max_seconds: float = 60.0
@@ -187,10 +189,12 @@ class _Passes:
     def _optimize(self, program: Graph) -> Chosen:
         from .egraph import saturate_graph
         from .egraph.extract import extract
+        from .egraph.keep import forced_to
         from .egraph.near import near
 
         with timed(self.seconds, "saturate"):
             snapshot, egraph = saturate_graph(program, saturation(self.options))
+        snapshot = forced_to(snapshot, self.options.force)
         # e-nodes, stored values and kernels are chosen together
         with timed(self.seconds, "extract"):
             selection, extraction = extract(
@@ -234,11 +238,14 @@ def compile_body(op: Loop, program: Graph, target: Target, options: Options) -> 
 
 
 def saturation(options: Options) -> Saturation:
-    """The options of saturation. Raises RuleError for an unknown name in `without` and for a rule that is not well formed."""
+    """The options of saturation. Raises RuleError for an unknown name in `without` or `force` and for a rule that is not
+    well formed."""
+    from .egraph.keep import validate_forced
     from .egraph.saturate import Options as Kind
     from .egraph.validate import validate_choice
 
     validate_choice(options.without, options.rules)
+    validate_forced(options.force)
     return Kind(
         max_rows=options.max_rows, max_seconds=options.max_seconds, relaxed=options.relaxed, disabled=options.without,
         extra=options.rules,

@@ -101,3 +101,47 @@ def test_the_price_knows_how_much_is_read() -> None:
     assert packed.efficiency > plain.efficiency
     many = candidates(LLVMPIPE, 1, 64, 4096, 4096, "k", "k", 1, (1.0, 0.16))[0]
     assert many.template != ROWS_CPU
+
+
+def layer(x: Any, norm: Any, *projections: Any) -> Any:
+    """Products of one normalized row: the square of the first gates the second."""
+    h = x * eg.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5) * norm
+    gate, up, *others = (p(h) for p in projections)
+    return (gate * gate * up, *others)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("width", [64, 96, 36])
+def test_products_of_a_normalized_row_are_one_kernel(rows: int, width: int) -> None:
+    """The statistics of a row are computed by every workgroup, products share a kernel."""
+    x = RNG.normal(size=(rows, width)).astype(np.float32)
+    norm = RNG.normal(size=width).astype(np.float32)
+    weights = [RNG.normal(size=(n, width)).astype(np.float32) for n in (256, 256, 64, 33)]
+    f = eg.compile(layer, cache=False)
+    got = f(x, norm, *(Projection(array(w)) for w in weights))
+    wide = x.astype(np.float64)
+    h = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * norm
+    a, b, c, d = (h @ w.T for w in weights)
+    for one, want in zip(got, (a * a * b, c, d), strict=True):
+        np.testing.assert_allclose(one.numpy(), want, rtol=2e-4, atol=2e-4 * np.abs(want).max())
+    assert [k.template for k in f.plan.kernels] == [ROWS_CPU], [k.name for k in f.plan.kernels]
+
+
+def test_layer_norm_before_products() -> None:
+    """Two reductions, one after the other, of three rows with different values."""
+    x = RNG.normal(size=(3, 128)).astype(np.float32) * np.array([[1], [10], [0.1]], np.float32)
+    w = RNG.normal(size=(200, 128)).astype(np.float32)
+    f = eg.compile(lambda x, p: p(eg.nn.layer_norm(x)), cache=False)
+    got = f(x, Projection(array(w))).numpy()
+    wide = x.astype(np.float64)
+    h = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(got, h @ w.T, rtol=1e-3, atol=1e-3)
+
+
+def test_many_rows_keep_their_own_kernels() -> None:
+    """With 64 rows the statistics are computed once."""
+    x, norm = RNG.normal(size=(64, 64)).astype(np.float32), np.ones(64, np.float32)
+    weights = [array(RNG.normal(size=(64, 64)).astype(np.float32)) for _ in range(2)]
+    f = eg.compile(layer, cache=False)
+    f(x, norm, *map(Projection, weights))
+    assert all(k.template != ROWS_CPU for k in f.plan.kernels)

@@ -96,15 +96,13 @@ def attend(
 
 def written(held: Array, new: Array, place: Place) -> Array:
     """A layer's keys or values with those of new positions (b, kv heads, t, d), a place a row."""
-    new, (batch, _, count, _) = new.astype(held.dtype), new.shape
+    new, batch = new.astype(held.dtype), new.shape[0]
     if place.slot is not None:
         return dynamic_update_slice(held, new, [place.slot, 0, place.first[0], 0])
-    if batch > 1 and count == 1:
-        key = eg.arange(held.shape[2]).reshape((1, 1, -1, 1))
-        return eg.where(key == place.first.reshape((-1, 1, 1, 1)), new, held)
-    for row in range(batch):
-        held = dynamic_update_slice(held, new[row : row + 1], [row, 0, place.first[row], 0])
-    return held
+    if batch == 1:
+        return dynamic_update_slice(held, new, [0, 0, place.first[0], 0])
+    zero = eg.zeros((batch,), "i32")
+    return dynamic_update_slice(held, new, eg.stack([zero, place.first, zero], 1))
 
 
 def chunks(count: int, room: int, sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...templates import swapped
 from ..index import Index, flatten, unflatten
-from ..ir import Node
+from ..ir import Kind, Node
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.selection import Group, body
 from ..schedule.space import Analysis, Space
@@ -17,7 +17,6 @@ from ..schedule.tile import Tile, candidates
 from ..schedule.tile_rows import ROWS_CPU
 from .emitter import LANE, Emitter, V, Value, aligned
 from .rewrite import partial_input, product_as_rows, replaced, summed
-from .rowproduct import RowProduct, Shape, Side
 from .rowwise import lower_job
 from .source import Job, finish
 from .wgsl import wgsl_type
@@ -35,10 +34,19 @@ def lower_contract(job: Job, analysis: Analysis) -> list[KernelSource]:
     assert dot is not None
     if dot.type.size == 0:
         return []
+    if needs_row_group(analysis):
+        from .rowgroup import row_group
+
+        return [row_group(job, analysis)]
     a, b = dot.operands
     if a.dtype.kind != "f" or a.shape[-1] == 0:
         return lower_job(replaced(job, job.group.outputs, {dot: product_as_rows(a, b)}, job.memory))
     return _Product(job, analysis, dot).kernels()
+
+
+def needs_row_group(a: Analysis) -> bool:
+    """Whether a group holds several products, or reductions of a product's rows."""
+    return len(a.anchors) > 1 or any(n.kind is Kind.REDUCE for n in a.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,9 @@ class _Product:
     ) -> KernelSource:
         outputs = job.group.outputs
         if tile.template == ROWS_CPU:
-            return self._row_product(job, tile, partial)
+            from .rowgroup import row_product
+
+            return row_product(job, self.a, tile, *self.dot.operands, partial)
         emitter = Emitter(
             [partial] if partial else [job.held_by(o) for o in outputs], dict(job.memory)
         )
@@ -144,34 +154,6 @@ class _Product:
             tile.workgroup,
             features=features,
         )
-
-    def _row_product(self, job: Job, tile: Tile, partial: Scratch | None) -> KernelSource:
-        """The kernel of a product with few rows or, with `swap`, few columns."""
-        outputs = job.group.outputs
-        em = Emitter([partial] if partial else [job.held_by(o) for o in outputs], dict(job.memory))
-        a, b = (self.operands[name].node for name in "ab")
-        narrow, wide = Side(a, turned=False), Side(b, turned=True)
-        shape = Shape(self.batch, self.m, self.n, self.k)
-        if tile.swap:
-            narrow, wide = Side(b, turned=True), Side(a, turned=False)
-            shape = Shape(self.batch, self.n, self.m, self.k)
-        numbered = [] if partial else list(enumerate(outputs))
-        for k, access in enumerate(em.accesses):
-            straight = partial is not None or stores_fours(
-                self.a.space[outputs[k]], outputs[k], ("b", "m", "n"), (self.batch, self.m, self.n)
-            )
-            access.vector = bool(tile.values["fours"]) and not tile.swap and straight
-
-        def write(em: Emitter, at: Sequence[Index], value: Value) -> None:
-            batch, split, row, column = at
-            m, n = (column, row) if tile.swap else (row, column)
-            flat = flatten((split, batch, m, n), (tile.splits, self.batch, self.m, self.n))
-            em.bound[self.dot] = value
-            if partial is not None:
-                em.store(0, flat, value, self.dot.dtype)
-            write_tile(em, self.a, numbered, flat)
-
-        return RowProduct(job, tile, shape, narrow, wide).build(em, write)
 
     def _is_long(self, emitter: Emitter, store: Callable[..., str], vec: int) -> bool:
         """Whether what follows a result is so long that it should be in the text once."""

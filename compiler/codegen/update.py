@@ -35,8 +35,9 @@ def lower_map(job: Job) -> list[KernelSource]:
 
 def _is_window(job: Job, output: Node) -> bool:
     """Whether an output is a stored value with a part written over."""
-    is_one = isinstance(output.op, Move) and output.op.writes_window and output.type.size
-    return bool(is_one) and stored_base(output.operands[0]) in job.memory
+    if not (isinstance(output.op, Move) and output.op.writes_window):
+        return False
+    return output.operands[1].type.size > 0 and stored_base(output.operands[0]) in job.memory
 
 
 def _copy(job: Job, output: Node) -> list[KernelSource]:

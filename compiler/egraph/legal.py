@@ -8,12 +8,14 @@ several results) and exist at the anchor's own indices only.
     row of p     one value a row of pattern p
     TILE         the output of the contraction or scatter
     result i     of an op with several results
+    columns n    the output of a product of few rows with n columns
     transposed   one of these, about to be stored in another order of axes
     SEALED       the result of any other op: stored, never used inside
 
 An elementwise op needs its operands in one space or pure. A row value may be broadcast back over
 the row it came from and nothing else. All reductions of a kernel share one flat pattern, or a row
-pattern and its transpose.
+pattern and its transpose. Products of the same few rows may share a kernel, which
+then also computes reductions of these rows that the products need.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ from dataclasses import dataclass, field
 
 from ..ir import Kind
 from ..schedule.target import Target
-from ..schedule.tile_rows import MOST_ROWS
+from ..schedule.tile_rows import MOST_ROWS, shares_rows
 from ..types import Type
 from .graph import BCAST, CONST, CONTRACT, EW, GET, LEAF, MOVE, OPAQUE, RED, TRANS, TUP, Problem
 
 PURE, FULL, TILE, SEALED = 0, 1, 2, 3
 ROW = 8  # the space of a row value of pattern p is ROW + p
+COLUMNS = -(1 << 30)  # the results of products of few rows with n columns are in COLUMNS - n
 RESULT = -1  # the space of result i is RESULT - i
 TRANSPOSED = 1 << 40  # spaces from here on
 
@@ -59,6 +62,7 @@ class Body:
     main: int = -1
     column: int = -1
     anchor: int = -1
+    anchors: list[int] = field(default_factory=list)  # products of the same rows
     full: int = 0
     rows: int = 0
 
@@ -67,7 +71,7 @@ class Legality:
     """The rules for one problem on one target."""
 
     def __init__(self, p: Problem, target: Target) -> None:
-        self.p, self.max_bindings = p, target.max_bindings
+        self.p, self.target, self.max_bindings = p, target, target.max_bindings
         self.most_anchored = MOST_BINDINGS_CPU if target.kind == "cpu" else target.max_bindings
         self._transposed: dict[tuple[int, int], int] = {}
 
@@ -164,6 +168,8 @@ class Legality:
                 return None
             b.level[c] += 1
             return ROW + mark
+        if r == CONTRACT and (here or b.patterns or b.anchors) and self.shares_rows(n):
+            return self._joined(b, n, c)
         if r in (CONTRACT, OPAQUE, TUP):
             return None if here or b.patterns else self._anchored(b, c)
         if r == GET:
@@ -186,13 +192,48 @@ class Legality:
             patterns.append(new)
         return True
 
+    def shares_rows(self, n: int) -> bool:
+        """Whether a product may stand beside others of the same few rows, and after their statistics."""
+        rows, result = (self.p.snapshot.types[c] for c in (
+            self.p.snapshot.kids[n][0], self.p.snapshot.cls[n]))  # fmt: skip
+        assert isinstance(rows, Type) and isinstance(result, Type)
+        return shares_rows(self.target, rows.shape, result.shape)
+
+    def _joined(self, b: Body, n: int, c: int) -> int | None:
+        """The space of a product with few rows: after reductions of these rows, beside products of
+        the same."""
+        p, (rows, *_, matrix) = self.p, self.p.kids[n]
+        if b.space.get(matrix, PURE) != PURE or b.space.get(rows, PURE) not in (PURE, FULL):
+            return None
+        if any(p.kids[b.choice[x]][0] != rows for x in b.anchors):
+            return None
+        rows_type = p.snapshot.types[p.snapshot.kids[n][0]]
+        assert isinstance(rows_type, Type)
+        *_, m, k = rows_type.shape
+        found = [p.patterns[x] for x in b.patterns]
+        if any((x.rows, x.length) != (m, k) or x.last_kept for x in found) or len(found) > 1:
+            return None
+        b.anchor = c if b.anchor < 0 else b.anchor
+        b.anchors.append(c)
+        b.level[c] = 1
+        return self._columns(n)
+
+    def _columns(self, n: int) -> int:
+        """The space of the results of a product, or of products of the same rows, by their columns."""
+        result = self.p.snapshot.types[self.p.snapshot.cls[n]]
+        assert isinstance(result, Type)
+        return COLUMNS - result.shape[-1] if self.shares_rows(n) else TILE
+
     def _anchored(self, b: Body, c: int) -> int | None:
         if b.anchor >= 0:
             return None
         b.anchor, b.level[c] = c, 1
+        b.anchors.append(c)
         op = self.p.snapshot.ops[b.choice[c]]
         match op.kind:
-            case Kind.CONTRACT | Kind.SCATTER:
+            case Kind.CONTRACT:
+                return self._columns(b.choice[c])
+            case Kind.SCATTER:
                 return TILE
             case Kind.TUPLE:
                 free = getattr(op, "computes_operands", False)
@@ -215,7 +256,7 @@ class Legality:
 
     def _iterate(self, b: Body) -> None:
         p = self.p
-        if b.patterns:
+        if b.patterns and b.anchor < 0:
             b.main = b.patterns[0]
             if len(b.patterns) == 2:
                 b.main, b.column = b.patterns
@@ -238,6 +279,8 @@ class Legality:
             return False
         for c in b.outs:
             where = b.space[c]
+            if b.anchor >= 0 and (b.patterns or len(b.anchors) > 1) and where > COLUMNS + 1:
+                return False  # every workgroup has the rows, and none stores them
             if where == SEALED and p.role[b.choice[c]] == OPAQUE and len(b.outs) > 1:
                 return False
             if where != PURE:

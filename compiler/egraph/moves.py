@@ -124,6 +124,10 @@ class Moves:
         if k < 0 or len(d.kernels[k].outs) >= MOST_OUTPUTS:
             return []
         near = [q for q in self.alike.get(d.kernels[k].full, ()) if q in d.kernels and q != k]
+        if len(near) > TWINS:  # those that run soonest before and after
+            place = d.order[k]
+            at = sum(d.order[q] < place for q in near)
+            near = near[max(0, at - TWINS // 2) :][:TWINS]
         return self._merged(k, near)[:TWINS]
 
     def _merged(self, k: int, others: list[int]) -> list[tuple[Key, Move]]:
@@ -292,8 +296,18 @@ class Moves:
                 return x.pattern == y.pattern or self.p.across.get(x.pattern) == y.pattern
             return y.full in (x.full, x.rows)
         if x.anchor >= 0 and y.anchor >= 0:
-            return x.anchor == y.anchor
+            return x.anchor == y.anchor or self._same_rows_read(x.anchor, y.anchor)
         return x.full == y.full
+
+    def _same_rows_read(self, a: int, b: int) -> bool:
+        """Are two classes products of the same few rows."""
+        p, choice, legality = self.p, self.draft.choice, self.draft.pricer.legality
+        both = [choice[a], choice[b]]
+        return (
+            all(p.role[n] == CONTRACT for n in both)
+            and p.kids[both[0]][0] == p.kids[both[1]][0]
+            and all(legality.shares_rows(n) for n in both)
+        )
 
     def _can_store(self, c: int, k: int) -> bool:
         """Can kernel k compute class c at its own indices."""

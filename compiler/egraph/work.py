@@ -86,6 +86,9 @@ def _descend(p: Problem, b: Body, w: Work, c: int, again: bool) -> None:
     strided = c in w.across
     if role in (EW, MOVE):
         w.flops += p.weight[n] * m * when.bit_count()
+    elif role == RED and b.anchor >= 0:  # of the rows of a product, in every workgroup
+        m = t = numel[kids[0]] * _tiles(p, b)
+        w.flops += p.weight[n] * m
     elif role == RED:
         m = t = b.full
         when = 1 << b.level[c] - 1 if again else 1
@@ -153,6 +156,11 @@ def _words(p: Problem, b: Body, c: int) -> float:
             elif k in b.operands and p.numel[k] > 1:
                 words += p.numel[k] * p.itemsize[k] / 4
     return round(words / max(1, p.numel[c]), 3)
+
+
+def _tiles(p: Problem, b: Body) -> int:
+    """Workgroups of products of few rows."""
+    return sum(-(-p.numel[c] // TILE_SIDE) for c in b.anchors)
 
 
 def _rereads(p: Problem, n: int) -> list[int]:

@@ -91,22 +91,27 @@ def _start(name: str, n: Node, start: Sequence[Value] | Value, size: Sequence[in
         else None
     )
     at = concat(parts, 0) if parts else cast(node(start), i32)
-    if at.shape != (len(n.shape),) or len(size) != len(n.shape):
+    rows = (n.shape[0], len(n.shape) - 1) if n.shape and size and size[0] == n.shape[0] else None
+    if at.shape not in ((len(n.shape),), rows) or len(size) != len(n.shape):
         raise ShapeMismatch(
             f"{name} needs a start and a size for each axis of {n.type}, got {at.type} and {list(size)}"
         )
-    room = array(np.asarray([a - b for a, b in zip(n.shape, size, strict=True)], np.int32)).node
+    each = [a - b for a, b in zip(n.shape, size, strict=True)]
+    room = array(np.asarray(each if len(at.shape) == 1 else [each[1:]], np.int32)).node
+    room = broadcast(room, at.shape)
     return E.minimum(E.maximum(at, full_node(0, at.shape, i32)), room)
 
 
 def dynamic_slice(x: Value, start: Sequence[Value] | Value, size: Sequence[int]) -> Array:
-    """x[start : start + size] with a start given by data, moved into range where it does not fit."""
+    """x[start : start + size] with a start given by data, moved into range where it does not fit; starts (rows, axes - 1)
+    give each row a part of its own."""
     n = node(x)
     return wrap(dynamic_slice_node(n, _start("dynamic_slice", n, start, size), size))
 
 
 def dynamic_update_slice(x: Value, update: Value, start: Sequence[Value] | Value) -> Array:
-    """x with `update` written at a start given by data, moved into range where it does not fit."""
+    """x with `update` written at a start given by data, moved into range where it does not fit; starts (rows, axes - 1) give
+    each row a place of its own."""
     n, u = node(x), node(update)
     return wrap(
         dynamic_update_node(n, cast(u, n.dtype), _start("dynamic_update_slice", n, start, u.shape))

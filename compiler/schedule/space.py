@@ -24,7 +24,7 @@ from ..ops.fused import Get
 from ..ops.move import Transpose
 from ..ops.reduce import Reduce
 from ..types import TupleType, Type
-from .selection import Group, body
+from .selection import Group, body, stored_base
 
 Pattern = tuple[tuple[bool, int], ...]
 """Runs of a row-major order: (reduced, size). Neighbouring axes of one kind are one run; unit axes
@@ -60,6 +60,7 @@ class Analysis:
     columns: Pattern
     space: Mapping[Node, Space]
     level: Mapping[Node, int]  # reductions that a value depends on, one after the other
+    anchors: tuple[Node, ...] = ()  # products of the same rows
 
     @property
     def size(self) -> int:
@@ -121,26 +122,28 @@ class _Walk:
         self.patterns: list[Pattern] = []
         self.spread: set[Pattern] = set()
         self.anchor: Node | None = None
+        self.anchors: list[Node] = []
 
     def result(self) -> Analysis:
         for node in self.body:
             self.level[node] = max((self.level[o] for o in node.operands), default=0)
             self.space[node] = self._space(node)
-        if self.anchor is not None and self.patterns:
+        if self.anchor is not None and self.patterns and not self._are_of_rows():
             raise self._bad(
                 "a reduction beside a product, a scatter or a kernel with several results"
             )
         main, columns = self._patterns()
         kind = (
-            "rows"
+            _ANCHORS[self.anchor.kind]
+            if self.anchor is not None
+            else "rows"
             if self.patterns
             else "map"
-            if self.anchor is None
-            else _ANCHORS[self.anchor.kind]
         )
         found = Analysis(
-            self.group, self.body, kind, self.anchor, main, columns, self.space, self.level
-        )
+            self.group, self.body, kind, self.anchor, main, columns, self.space, self.level,
+            tuple(self.anchors),
+        )  # fmt: skip
         self._check_outputs(found)
         return found
 
@@ -159,6 +162,8 @@ class _Walk:
                 return self._reduce(node)
             case Kind.CONTRACT | Kind.SCATTER | Kind.SCAN | Kind.SORT | Kind.TUPLE:
                 self._anchor(node)
+                if node.kind is Kind.CONTRACT:
+                    return Space("tile", item=node.shape[-1])
                 return TILE
             case Kind.GET:
                 assert isinstance(node.op, Get)
@@ -218,12 +223,28 @@ class _Walk:
         return Space("row", p)
 
     def _anchor(self, node: Node) -> None:
+        contract = node.kind is Kind.CONTRACT
         if self.anchor is not None:
-            raise self._bad(f"{self.anchor!r} and {node!r} in one kernel")
-        self.anchor = node
-        for operand in node.operands:
-            if self.space[operand] != PURE:
-                raise self._bad(f"{node!r} of {_show(self.space[operand])}")
+            same = contract and self.anchor.kind is Kind.CONTRACT
+            if not same or self._rows(node) is not self._rows(self.anchor):
+                raise self._bad(f"{self.anchor!r} and {node!r} in one kernel")
+        self.anchor = self.anchor or node
+        self.anchors.append(node)
+        for k, operand in enumerate(node.operands):
+            space = self.space[operand]
+            if space != PURE and not (space == FULL and k == 0 and contract):
+                raise self._bad(f"{node!r} of {_show(space)}")
+
+    def _rows(self, node: Node) -> Node:
+        return stored_base(node.operands[0])
+
+    def _are_of_rows(self) -> bool:
+        """Whether all reductions are of the rows of all products."""
+        if any(n.kind is not Kind.CONTRACT for n in self.anchors) or len(self.patterns) > 1:
+            return False
+        *_, m, k = self.anchors[0].operands[0].shape
+        p = self.patterns[0]
+        return rows(p) == m and length(p) == k and (not p or p[-1][0])
 
     def _patterns(self) -> tuple[Pattern, Pattern]:
         """(the pattern whose values are used inside, the one whose values are only stored)."""
@@ -237,7 +258,7 @@ class _Walk:
         return one, two
 
     def _check_outputs(self, a: Analysis) -> None:
-        sizes = {a.size}
+        sizes = {a.size, *(n.type.size for n in self.anchors if a.kind == "contract")}
         if a.kind == "rows":
             sizes |= {rows(p) for p in (a.pattern, a.columns) if p}
         for out in self.group.outputs:

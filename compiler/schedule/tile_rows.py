@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import ceil
+from collections.abc import Iterator, Sequence
+from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from .target import Target
@@ -20,6 +20,14 @@ _LOAD4, _LOAD1, _STORE = 26.0, 13.0, 10.0
 _MULTIPLY_ADD, _SHUFFLE, UNPACK, _GROUP = 0.3, 1.0, 0.6, 150.0
 
 
+def shares_rows(target: Target, rows: Sequence[int], result: Sequence[int]) -> bool:
+    """Whether products of `rows` (..., m, k) with matrices can be one kernel on a target, which then
+    also computes statistics of the rows."""
+    *lead, m, k = rows
+    few = prod(lead) == 1 and 1 <= m <= MOST_ROWS and k % 4 == 0 and k > 0 and result[-1] > 0
+    return few and target.kind == "cpu" and target.subgroup > 0
+
+
 def row_tiles(target: Target, product: Product) -> Iterator[Tile]:
     """Tilings for at most MOST_ROWS rows, where four elements of k lie together."""
     from .tile import BEST_FLOP_PER_NS, Tile, fold, split_counts
@@ -28,7 +36,7 @@ def row_tiles(target: Target, product: Product) -> Iterator[Tile]:
     if p.m > MOST_ROWS or p.k % 4:
         return
     fours = p.b_axis == "n"
-    for each in (4, 8) if fours else (1, 2, 4, 8):
+    for each in (4, 8) if fours else (1, 2, 4):
         if each > 4 and each * p.m > 16:
             break
         tiles = p.batch * ceil(p.n / (lanes * each))
