@@ -230,6 +230,8 @@ def write(device: Device, storage: Storage, data: np.ndarray) -> None:
     """Copies whole words to storage that was just acquired. The caller holds the device's lock."""
     device.counters.uploads += 1
     device.counters.upload_bytes += data.nbytes
+    if not storage.fresh:
+        device.send()
     if device.mappable and data.nbytes > _SMALL and device.quiet(storage):
         with native.mapped(device.gpu, storage.gpu, native.MAP_WRITE, data.nbytes) as view:
             np.copyto(view, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from .executor import Executable
 
 _IN_FLIGHT = 16  # submissions that may be under way before the next one waits
+_TOGETHER = 16  # short calls that are submitted at once
+_ENOUGH = 100_000.0  # predicted ns of work that is not worth waiting with
 _PROBED = 128  # invocations of the probe, at least the largest subgroup
 
 
@@ -56,7 +59,9 @@ class Device:
     """A device opened by `open_device`. Methods may be called from several threads.
 
     `lock` is held around every submission and mapping, since submitting a mapped buffer ends the
-    process. `debug` keeps bounds checks in all kernels.
+    process. `debug` keeps bounds checks in all kernels. With `batching`, which GPUs get, short
+    calls wait until there are enough of them, or until something is read: on an NVIDIA GPU a
+    submission costs as much as thirty dispatches.
     """
 
     def __init__(self, adapter: Adapter, gpu: Any, debug: bool = False) -> None:
@@ -69,9 +74,12 @@ class Device:
         self.queued = 0  # bytes of queued writes that the next submission carries
         self._executables: weakref.WeakSet[Executable] = weakref.WeakSet()
         self._in_flight: deque[int] = deque()
+        self._waiting: list[Any] = []  # command buffers that are still to be submitted
+        self._waiting_ns = 0.0
         self._staging: dict[int, list[Any]] = {}
         self.target: Target = make_target(adapter, gpu, 0)
         cpu = self.target.kind == "cpu"
+        self.batching = not cpu
         self.mappable = cpu and "mappable-primary-buffers" in self.target.features
         self.pool = Pool(self, _host_memory() * 9 // 10 if cpu else None)
         self.pipelines = Pipelines(self)
@@ -118,9 +126,25 @@ class Device:
             return np.empty(shape, bool if dtype == "bool" else buffers.DTYPES[dtype])
         return buffers.decoded(buffers.read(self, buffer, needed), shape, dtype)
 
-    def submit(self, command_buffers: Sequence[Any]) -> None:
-        """Submits, and waits for old submissions when too many are under way. Needs the lock."""
-        index = native.submit(self.gpu, command_buffers)
+    def submit(self, command_buffers: Sequence[Any], ns: float = math.inf) -> None:
+        """Submits, or keeps for the next submission what will take only `ns`. Needs the lock."""
+        self._waiting += command_buffers
+        self._waiting_ns += ns
+        few = len(self._waiting) < _TOGETHER and self._waiting_ns < _ENOUGH
+        if not (self.batching and few):
+            self.send()
+
+    def send(self) -> None:
+        """Submits what waits, and waits for old submissions when too many are under way.
+
+        Needs the lock. To be called before queued writes to memory that waiting work may use: they
+        take place before the next submission.
+        """
+        if not self._waiting:
+            return
+        index = native.submit(self.gpu, self._waiting)
+        self._waiting = []
+        self._waiting_ns = 0.0
         self.queued = 0
         self.counters.submits += 1
         self._in_flight.append(index)
@@ -128,13 +152,15 @@ class Device:
             native.poll(self.gpu, wait=True, index=self._in_flight.popleft())
 
     def flush(self) -> None:
-        """Submits queued writes, if there are any. Needs the lock."""
-        if self.queued:
-            self.submit([self.gpu.create_command_encoder().finish()])
+        """Submits what waits and queued writes, if there are any. Needs the lock."""
+        if self.queued and not self._waiting:
+            self._waiting.append(self.gpu.create_command_encoder().finish())
+        self.send()
 
     def quiet(self, storage: Storage) -> bool:
         """Whether no work, queued or under way, can be using a storage. Needs the lock."""
-        return storage.fresh or (self.queued == 0 and native.idle(self.gpu))
+        free = self.queued == 0 and not self._waiting
+        return storage.fresh or (free and native.idle(self.gpu))
 
     def synchronize(self) -> None:
         """Waits until the device has finished all work."""

@@ -69,6 +69,7 @@ class Executable:
         self._by_number = {p.index: p for p in self._kernels}
         self._loops = Loops(plan)
         self._rounds = list(self._loops.schedule())
+        self._ns = sum(plan.kernels[k].predicted_ns for k, _ in self._rounds)
         bound = {n for p in self._kernels for b in p.kernel.bindings for n in b.buffers}
         bound = {base for b in bound for base in self._loops.bases(b)}
         self._arguments = Arguments(plan, device, self._written)
@@ -240,7 +241,7 @@ class Executable:
                     target = places.made[b].storage.gpu
                     encoder.copy_buffer_to_buffer(source.gpu, offset, target, 0, nbytes)
             try:
-                self.device.submit([encoder.finish()])
+                self.device.submit([encoder.finish()], self._ns)
             except wgpu.GPUError as error:
                 raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
         self.device.counters.dispatches += sum(k in self._by_number for k, _ in self._rounds)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eggpu.compiler.errors import IRError
 from eggpu.compiler.schedule.plan import Binding, Buffer, Constant, Kernel, Plan
-from eggpu.compiler.schedule.serialize import plan_from_json, plan_to_json
+from eggpu.compiler.schedule.serialize import VERSION, plan_from_json, plan_to_json
 
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 dtypes = st.sampled_from(["f32", "f16", "i32", "u32", "bool"])
@@ -101,7 +101,7 @@ def drop(document: dict) -> None:
 
 CHANGES = [
     (at("format", value="other"), "format 'eggpu-plan'"),
-    (at("version", value=2), "needs version 3, got 2"),
+    (at("version", value=1), f"needs version {VERSION}, got 1"),
     (at("plan", value=[]), r"plan needs an object, got \[\]"),
     (drop, "plan needs the fields name, buffers, .* got"),
     (at("plan", "kernels", 0, "grid", value=[1, 1]), r"plan.kernels\[0\].grid needs 3 values, got"),
