@@ -13,17 +13,26 @@ from eggpu import distributed
 from eggpu.commands.compile import add_profile
 from eggpu.runtime import adapters
 from eggpu.train import (
+    BERTConfig,
+    DiffusionConfig,
     GPTConfig,
+    LoRAConfig,
     MLPConfig,
     Result,
     Run,
     TrainingError,
+    train_bert,
+    train_diffusion,
     train_gpt,
     train_images,
+    train_lora,
     train_mlp,
 )
+from eggpu.train import bert as bert_
+from eggpu.train import diffusion as diffusion_
 from eggpu.train import gpt as gpt_
 from eggpu.train import images as images_
+from eggpu.train import lora as lora_
 from eggpu.train import mlp as mlp_
 from eggpu.train.gpt import Writing
 
@@ -62,6 +71,18 @@ _IMAGE_FLAGS = {
     "patch": "side of a patch; it divides 8",
     "code": "numbers that a picture is squeezed into",
 }
+_DIFFUSION_FLAGS = _IMAGE_FLAGS | {
+    "weight_decay": "of AdamW",
+    "width": "numbers in a layer",
+    "layers": "residual layers",
+    "average": "how slowly the weights that draw follow those in training",
+    "denoise": "steps from noise to a digit",
+}
+_BERT_FLAGS = _GPT_FLAGS | {"hidden": "share of the characters to guess"}
+_LORA_FLAGS = _GPT_FLAGS | {
+    "rank": "columns of an adapter",
+    "alpha": "an adapter's results are multiplied by alpha / rank",
+}
 _IMAGE_TEXTS = {
     "cnn": "a convolutional network on scikit-learn's handwritten digits",
     "resnet": "a small residual network on scikit-learn's handwritten digits",
@@ -79,14 +100,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_mlp(models, common)
     for name in images_.CONFIGS:
         _add_images(name, models, common)
+    _add_diffusion(models, common)
+    _add_bert(models, common)
+    _add_lora(models, common)
 
 
 def _add_gpt(models: Any, common: argparse.ArgumentParser) -> None:
     text = "a GPT on characters of text (Python's standard library unless told otherwise)"
     parser = models.add_parser("gpt", parents=[common], help=text, description=f"Train {text}.")
-    parser.add_argument(
-        "--text", nargs="+", default=[], metavar="PATH", help="text files and folders to train on"
-    )
+    _text(parser)
     _settings(parser, GPTConfig, _GPT_FLAGS)
     written = Writing()
     group = parser.add_argument_group("the text that the trained model writes")
@@ -116,6 +138,62 @@ def _add_images(name: str, models: Any, common: argparse.ArgumentParser) -> None
     _settings(parser, config, _IMAGE_FLAGS)
     _limits(parser, Path("runs") / name, images_.STEPS[name], None)
     parser.set_defaults(run=run_images, name=name)
+
+
+def _add_diffusion(models: Any, common: argparse.ArgumentParser) -> None:
+    text = "a diffusion model that draws handwritten digits, with pictures"
+    parser = models.add_parser(
+        "diffusion", parents=[common], help=text, description=f"Train {text}."
+    )
+    _settings(parser, DiffusionConfig, _DIFFUSION_FLAGS)
+    _limits(parser, Path("runs/diffusion"), diffusion_.STEPS, None)
+    parser.set_defaults(run=run_diffusion)
+
+
+def _add_bert(models: Any, common: argparse.ArgumentParser) -> None:
+    text = "a BERT that guesses hidden characters of text (Python's standard library by default)"
+    parser = models.add_parser("bert", parents=[common], help=text, description=f"Train {text}.")
+    _text(parser)
+    _settings(parser, BERTConfig, _BERT_FLAGS)
+    _limits(parser, Path("runs/bert"), bert_.STEPS, None)
+    parser.set_defaults(run=run_bert)
+
+
+def _add_lora(models: Any, common: argparse.ArgumentParser) -> None:
+    text = "low-rank adapters of a trained GPT on other text (Python's documentation by default)"
+    parser = models.add_parser("lora", parents=[common], help=text, description=f"Train {text}.")
+    parser.add_argument(
+        "--base", type=Path, metavar="CHECKPOINT",
+        help=f"of `eggpu train gpt` {_default(lora_.BASE)}",
+    )  # fmt: skip
+    _text(parser)
+    _settings(parser, LoRAConfig, _LORA_FLAGS)
+    _limits(parser, Path("runs/lora"), lora_.STEPS, None)
+    parser.set_defaults(run=run_lora)
+
+
+def _text(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--text", nargs="+", default=[], metavar="PATH", help="text files and folders to train on"
+    )
+
+
+def run_diffusion(args: argparse.Namespace) -> int:
+    """Train a diffusion model."""
+    changes = _changes(args, DiffusionConfig)
+    return _trained(args, lambda run: train_diffusion(changes, run=run))
+
+
+def run_bert(args: argparse.Namespace) -> int:
+    """Train a BERT."""
+    changes = _changes(args, BERTConfig)
+    return _trained(args, lambda run: train_bert(changes, args.text, run=run))
+
+
+def run_lora(args: argparse.Namespace) -> int:
+    """Fine-tune a GPT."""
+    changes = _changes(args, LoRAConfig)
+    return _trained(args, lambda run: train_lora(changes, args.text, run=run, base=args.base))
 
 
 def run_images(args: argparse.Namespace) -> int:

@@ -69,6 +69,11 @@ from eggpu.nn.layers import Embedding as Embedding
 from eggpu.nn.layers import LayerNorm as LayerNorm
 from eggpu.nn.layers import Linear as Linear
 from eggpu.nn.layers import RMSNorm as RMSNorm
+from eggpu.nn.lora import ADAPTERS as ADAPTERS
+from eggpu.nn.lora import LoRA as LoRA
+from eggpu.nn.lora import add_lora as add_lora
+from eggpu.nn.lora import map_modules as map_modules
+from eggpu.nn.lora import merge_lora as merge_lora
 from eggpu.nn.module import SETTING as SETTING
 from eggpu.nn.module import STATE as STATE
 from eggpu.nn.module import Module as Module
@@ -88,6 +93,7 @@ from eggpu.nn.recurrent import LSTMCell as LSTMCell
 from eggpu.nn.recurrent import RNNCell as RNNCell
 from eggpu.nn.torch_state import from_torch_state as from_torch_state
 from eggpu.nn.torch_state import to_torch_state as to_torch_state
+from eggpu.nn.transformer import BERT as BERT
 from eggpu.nn.transformer import GPT as GPT
 from eggpu.nn.transformer import Block as Block
 from eggpu.nn.transformer import DecoderBlock as DecoderBlock

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 
 from eggpu.compiler.errors import ShapeMismatch, TypeMismatch
+from eggpu.compiler.library.indexing import take_along_axis
 from eggpu.compiler.library.math import gelu, silu
+from eggpu.compiler.library.shaping import broadcast_to
 from eggpu.compiler.tracing import Array, array
 from eggpu.nn import initial
 from eggpu.nn.attention import STD as _STD
@@ -174,4 +176,52 @@ class GPT(Module):
         x = self.tokens(tokens) + self.positions.weight[:length]
         for block in self.blocks:
             x = block(x)
+        return self.head(self.norm(x))
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class BERT(Module):
+    """A masked language model (Devlin et al., 2018): tokens (n, t), t at most `context`.
+
+    `model(tokens)` gives logits (n, t, vocab), `model(tokens, places)` only those at `places`
+    (n, k): (n, k, vocab). Pre-norm blocks, weights that start as GPT's.
+    """
+
+    tokens: Embedding
+    positions: Embedding
+    blocks: tuple[EncoderBlock, ...]
+    norm: LayerNorm
+    head: Linear
+    context: int
+
+    def __init__(
+        self, vocab: int, layers: int, width: int, heads: int, context: int, key: Key
+    ) -> None:
+        if layers < 0:
+            raise ShapeMismatch(f"BERT needs at least 0 layers, got {layers}")
+        token, position, head, *each = initial.keys(key, 3 + layers)
+        self._set(
+            tokens=Embedding(vocab, width, key=token, std=_STD),
+            positions=Embedding(context, width, key=position, std=_STD),
+            blocks=tuple(EncoderBlock(width, heads, key=k, std=width**-0.5) for k in each),
+            norm=LayerNorm(width),
+            head=Linear(width, vocab, key=head, std=_STD),
+            context=context,
+        )
+
+    def __call__(self, tokens: Array, places: Array | None = None) -> Array:
+        tokens = array(tokens)
+        if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
+            raise TypeMismatch(f"BERT needs integer tokens (n, t), got {tokens.type}")
+        length = tokens.shape[-1]
+        if length > self.context:
+            limit = f"{self.context} tokens, its context"
+            raise ShapeMismatch(f"BERT needs at most {limit}, got {length}")
+        x = self.tokens(tokens) + self.positions.weight[:length]
+        for block in self.blocks:
+            x = block(x)
+        if places is not None:
+            n, k = array(places).shape
+            index = broadcast_to(array(places).reshape((n, k, 1)), (n, k, x.shape[-1]))
+            x = take_along_axis(x, index, 1)
         return self.head(self.norm(x))

@@ -21,7 +21,7 @@ from eggpu.train.progress import display
 from eggpu.train.run import Result, Run, TrainingError, positive, settings
 from eggpu.train.trainer import Trainer
 
-STEPS = {"cnn": 600, "resnet": 600, "vit": 1500, "autoencoder": 600}  # unless told otherwise
+STEPS = {"cnn": 600, "resnet": 600, "vit": 1500, "autoencoder": 800}  # unless told otherwise
 _SIDE, _CLASSES = 8, 10
 
 
@@ -95,8 +95,9 @@ class ViTConfig(ImageConfig):
 class AutoencoderConfig(ImageConfig):
     """Convolutions down to a few numbers, and transposed ones back to the picture."""
 
+    lr: float = 5e-3
     channels: int = 16
-    code: int = 8
+    code: int = 16
 
     def model(self) -> nn.Sequential:
         """Untrained."""
@@ -191,7 +192,7 @@ def _classifier(name: str, config: Any, digits: Digits, run: Run) -> Trainer:
     return Trainer(
         config.model(), classification, _optimizer(config, run), source,
         valid=in_order((_images(digits.valid_x), digits.valid_y), 120), evaluation=held_out,
-        metrics={"accuracy": accuracy}, callbacks=(Best(), CSVLog()), **_named(name, config, run),
+        metrics={"accuracy": accuracy}, callbacks=(Best(), CSVLog()), **options(name, config, run),
     )  # fmt: skip
 
 
@@ -200,11 +201,12 @@ def _autoencoder(name: str, config: Any, digits: Digits, run: Run) -> Trainer:
     return Trainer(
         config.model(), reconstruction, _optimizer(config, run), source,
         valid=in_order((_images(digits.valid_x),), 120), callbacks=(Best(), CSVLog()),
-        **_named(name, config, run),
+        **options(name, config, run),
     )  # fmt: skip
 
 
-def _named(name: str, config: Any, run: Run) -> dict[str, Any]:
+def options(name: str, config: Any, run: Run) -> dict[str, Any]:
+    """What every example tells its trainer besides model, loss and data."""
     kept = {name: dataclasses.asdict(config), "steps": run.steps}
     return {
         "seed": config.seed, "unit": "digits", "config": kept, "name": name,

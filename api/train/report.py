@@ -73,12 +73,13 @@ def kernel_table(profile: Any) -> str:
 
 
 def write_report(
-    task: Task, result: Result, run: Run, title: str, baseline: tuple[str, float] | None = None
-) -> str:
+    task: Task, result: Result, run: Run, title: str, baseline: tuple[str, float] | None = None,
+    unit: str = "loss (nats)",
+) -> str:  # fmt: skip
     """Write curve, dumps and profile; what to tell the user about them."""
     lines = [
         f"checkpoint   {result.checkpoint}",
-        draw_losses(result.history, run.out / "loss.png", title, baseline),
+        draw_losses(result.history, run.out / "loss.png", title, baseline, unit),
         f"dumps        {task.step.dump(run.out / 'dump')}",
     ]
     try:
