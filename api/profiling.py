@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eggpu.compiler.schedule.plan import Kernel, Plan
+from eggpu.compiler.schedule.rounds import Loops
 from eggpu.compiler.schedule.show import Column
 from eggpu.compiler.schedule.target import Profile as Rates
 from eggpu.compiler.schedule.target import Target
@@ -20,6 +21,8 @@ _PROCESS, _THREAD = 1, 1  # of the trace: the device, and the kernels on it
 @dataclass(frozen=True, slots=True)
 class KernelTime:
     """One kernel of a call: when it began and how long it took (us), what it moved and computed.
+
+    Of a kernel in a loop these are sums over its `runs`, as if they followed one another.
 
     `roof` is the part of the device's best rate that it reached, at its bytes or at its arithmetic,
     whichever takes longer by the device's profile (`bound` says which).
@@ -39,6 +42,7 @@ class KernelTime:
     predicted_us: float
     computes: str
     lines: tuple[str, ...]
+    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,9 @@ class Profile:
         """Each kernel with its rates; they follow one another without the gaps between them."""
         found: list[KernelTime] = []
         start = 0
-        for number, (kernel, ns) in enumerate(zip(self.plan.kernels, self.ns, strict=True)):
-            found.append(_timed(number, kernel, start, ns, self.target.profile))
+        each = zip(self.plan.kernels, self.ns, Loops(self.plan).runs(), strict=True)
+        for number, (kernel, ns, runs) in enumerate(each):
+            found.append(_timed(number, kernel, runs, start, ns, self.target.profile))
             start += ns
         return tuple(found)
 
@@ -138,24 +143,25 @@ def _short(kernel: KernelTime) -> str:
     return f"{text}  # {', '.join(kernel.lines[:3])}" if kernel.lines else text
 
 
-def _timed(number: int, kernel: Kernel, start: int, ns: int, rates: Rates) -> KernelTime:
-    nbytes = kernel.bytes_read + kernel.bytes_written
-    memory, arithmetic = nbytes / rates.bandwidth, kernel.flops / _rate(kernel, rates)
+def _timed(number: int, kernel: Kernel, runs: int, start: int, ns: int, rates: Rates) -> KernelTime:
+    nbytes, flops = runs * (kernel.bytes_read + kernel.bytes_written), runs * kernel.flops
+    memory, arithmetic = nbytes / rates.bandwidth, flops / _rate(kernel, rates)
     return KernelTime(
         number=number,
         name=kernel.name,
         template=kernel.template,
         start_us=start / 1e3,
         us=ns / 1e3,
-        flops=kernel.flops,
+        flops=flops,
         nbytes=nbytes,
-        gflops=kernel.flops / ns if ns else 0.0,
+        gflops=flops / ns if ns else 0.0,
         gbytes=nbytes / ns if ns else 0.0,
         roof=max(memory, arithmetic) / ns if ns else 0.0,
         bound="memory" if memory >= arithmetic else "arithmetic",
-        predicted_us=kernel.predicted_ns / 1e3,
+        predicted_us=runs * kernel.predicted_ns / 1e3,
         computes=kernel.computes,
         lines=kernel.source,
+        runs=runs,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -165,7 +165,7 @@ class _Passes:
         for part in found.parts:
             if isinstance(part, Segment):
                 chosen = self._choose(part.graph)
-                groups += chosen.groups
+                groups += _new(chosen.groups, groups)
                 aliases |= dict(zip(part.names, chosen.graph.outputs, strict=True))
                 made_by |= chosen.made_by
             else:
@@ -212,6 +212,21 @@ class _Passes:
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         self.parts += [replace(part, times=part.times * op.count) for part in found.parts]
         return found.plan
+
+
+def _new(
+    more: Sequence[Group | LoopGroup], before: Sequence[Group | LoopGroup]
+) -> Iterator[Group | LoopGroup]:
+    """Groups of a part without what groups of earlier parts store too: movement of inputs, for one."""
+    from .schedule.selection import Group, reads
+
+    stored = {out for group in before for out in group.outputs}
+    for group in more:
+        outputs = tuple(out for out in group.outputs if out not in stored)
+        if outputs == group.outputs or isinstance(group, LoopGroup):
+            yield group
+        elif outputs:
+            yield Group(outputs, reads(outputs, group.operands), group.predicted_ns)
 
 
 def compile_body(op: Loop, program: Graph, target: Target, options: Options) -> Compilation:

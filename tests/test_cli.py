@@ -169,6 +169,7 @@ def test_debug_shows_where_an_error_comes_from() -> None:
         (["gpt", "--text", "short.txt"], "a context of 64 needs at least 65 characters"),
         (["gpt", "--layers", "0"], "layers must be above 0, got 0"),
         (["gpt", "--heads", "3"], "attention needs a width that its heads divide"),
+        (["lstm", "--hidden", "0"], "hidden must be above 0, got 0"),
         (["gpt", "--minutes", "-1"], "minutes must be above 0, got -1.0"),
         (["gpt", "--resume", "none.safetensors"], "none.safetensors does not exist"),
         (["gpt", "--resume", "short.txt"], "short.txt is damaged, or no safetensors file"),

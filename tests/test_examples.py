@@ -30,3 +30,11 @@ def test_cnn(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_autoencoder(tmp_path: Path) -> None:
     assert example("autoencoder").main(3, tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(300)
+def test_lstm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    last = example("lstm").main(40, (str(tmp_path / "text.txt"),))
+    assert last < 2.5  # guessing: log(29) = 3.4
+    assert "the model writes" in capsys.readouterr().out

@@ -343,6 +343,8 @@ def test_profile_and_reports_know_loops() -> None:
     x = floats(6, 8)
     step(x)
     assert len(step.profile(x).ns) == len(step.plan.kernels)
+    inside = [k for k in step.profile(x).kernels if k.runs == 6]
+    assert len(inside) == step.plan.loops[0].stop - step.plan.loops[0].start
     assert step.report.joint is not None
     assert step.report.joint.launches >= 6
     assert "loop(" in step.explain(x)
@@ -358,6 +360,20 @@ def test_the_op_of_a_nan_is_found_inside_a_loop() -> None:
     assert found is not None
     assert found.op == "log of row 2"
     assert "test_loops.py" in found.source
+
+
+def test_a_value_that_two_parts_need_is_stored_once() -> None:
+    """Movement of an argument is no value that parts hand on, but each may want it stored."""
+    table, ids = floats(30, 16), np.arange(24, dtype=np.int32).reshape(6, 4)
+
+    def loss(table: Any, w: Any) -> Any:
+        x = eg.take(table, ids, axis=0)
+        return eg.scan(lambda h, r: (eg.tanh(h + r), h), x[0] @ w, x @ w)[1].sum()
+
+    args = (table, floats(16, 16))
+    step = eg.compile(eg.grad(loss, (0, 1)))
+    for got, exact in zip(step(*args), double(eg.grad(loss, (0, 1)), args), strict=True):
+        np.testing.assert_allclose(got.numpy(), exact, rtol=1e-4, atol=1e-5)
 
 
 def test_fori_loop_counts() -> None:

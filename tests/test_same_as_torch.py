@@ -1,4 +1,4 @@
-"""The same losses as PyTorch with the same weights and batches: MLP, CNN and GPT, step by step."""
+"""The same losses as PyTorch with the same weights and batches: MLP, CNN, GPT and LSTM, step by step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import eggpu as eg
 from eggpu import nn, optim
+from eggpu.train.lstm import LSTMLanguageModel
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(400)]
 STEPS = 12
@@ -136,3 +137,28 @@ def test_gpt() -> None:
         return nn.cross_entropy(model(x), y), model
 
     np.testing.assert_allclose(ours(model, loss, batches, "gpt"), theirs(net, batches), 2e-4)
+
+
+def test_lstm() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = torch.nn.Embedding(17, 12)
+            self.lstm = torch.nn.LSTM(12, 16, 2, batch_first=True)
+            self.head = torch.nn.Linear(16, 17)
+
+        def forward(self, ids: Any) -> Any:
+            return self.head(self.lstm(self.tokens(ids.long()))[0])
+
+    net = Net()
+    model = LSTMLanguageModel(17, 2, 12, 16, key=0)
+    model = eg.from_torch_state(model, net.state_dict())
+    ids = RNG.integers(0, 17, (STEPS, 4, 11)).astype(np.int32)
+    batches = [(np.ascontiguousarray(t[:, :-1]), np.ascontiguousarray(t[:, 1:])) for t in ids]
+
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return nn.cross_entropy(model(x), y), model
+
+    np.testing.assert_allclose(ours(model, loss, batches, "lstm"), theirs(net, batches), 1e-5)

@@ -27,9 +27,10 @@ from eggpu.train import (
     progress,
     report,
     train_gpt,
+    train_lstm,
     train_mlp,
 )
-from eggpu.train.gpt import Writing
+from eggpu.train.text import Writing
 from eggpu.train.sample import sample_text
 from eggpu.train.task import Task
 
@@ -79,10 +80,30 @@ def test_a_gpt_learns_writes_and_reports(
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "loss.csv").read_text().splitlines()[1].startswith("1,")
     assert (out / "dump" / "4-plan.txt").is_file()
-    assert "plan gpt_step" in (out / "profile.txt").read_text()
+    assert "profile of gpt_step" in (out / "profile.txt").read_text()
     metadata = read_metadata(result.checkpoint)
     assert metadata.step == 60
     assert metadata.config["characters"] == corpus.vocabulary.characters
+
+
+def test_an_lstm_learns_and_writes_on_from_its_state(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    out, writing = tmp_path / "run", Writing(prompt="the ", length=20)
+    changes = {"layers": 1, "width": 8, "hidden": 24, "context": 16, "batch": 8, "lr": 0.02}
+    text = [tmp_path / "text.txt"]
+    result = train_lstm(changes, text, run=run(out, 60, quiet=True), writing=writing)
+    assert result.valid < data.corpus(text).unigram_entropy - 0.3
+    assert (out / "sample.txt").read_text().startswith("the ")
+    more = run(tmp_path / "more", 62, quiet=True, resume=result.checkpoint)
+    assert train_lstm(run=more, writing=writing).steps == 62
+    with pytest.raises(TrainingError, match="has hidden 24, which cannot become 32"):
+        train_lstm({"hidden": 32}, run=more)
+    tokens = np.arange(12, dtype=np.int32).reshape(1, 12) % 7
+    whole, parts, state = result.model(tokens).numpy(), [], None
+    for part in (tokens[:, :5], tokens[:, 5:]):
+        logits, state = result.model.step(part, state)
+        parts.append(logits.numpy())
+    np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=1e-5, atol=1e-5)
 
 
 def test_two_runs_of_one_seed_are_the_same(tmp_path: Path) -> None:

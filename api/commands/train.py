@@ -1,4 +1,4 @@
-"""`eggpu train gpt|mlp|cnn|resnet|vit|autoencoder`: small models through the compiled runtime."""
+"""`eggpu train gpt|lstm|mlp|cnn|resnet|vit|autoencoder`: small models through the compiled runtime."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from eggpu.train import (
     DiffusionConfig,
     GPTConfig,
     LoRAConfig,
+    LSTMConfig,
     MLPConfig,
     Result,
     Run,
@@ -26,15 +27,16 @@ from eggpu.train import (
     train_gpt,
     train_images,
     train_lora,
+    train_lstm,
     train_mlp,
 )
 from eggpu.train import bert as bert_
 from eggpu.train import diffusion as diffusion_
-from eggpu.train import gpt as gpt_
 from eggpu.train import images as images_
 from eggpu.train import lora as lora_
 from eggpu.train import mlp as mlp_
-from eggpu.train.gpt import Writing
+from eggpu.train import text as text_
+from eggpu.train.text import Writing
 
 _INTERRUPTED = 130
 
@@ -48,6 +50,12 @@ _GPT_FLAGS = {
     "weight_decay": "of AdamW",
     "clip": "limit of the gradients' norm",
     "seed": "of weights, batches and the sample",
+}
+_LSTM_FLAGS = _GPT_FLAGS | {
+    "layers": "LSTM layers, one on the other",
+    "width": "numbers a character",
+    "hidden": "hidden units of a layer",
+    "context": "characters of a window; each starts from a state of 0",
 }
 _MLP_FLAGS = {
     "hidden": "hidden units",
@@ -96,7 +104,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     text = "train a small model"
     parser = commands.add_parser("train", help=text, description=text)
     models = parser.add_subparsers(title="models", metavar="MODEL", required=True)
-    _add_gpt(models, common)
+    _add_text("gpt", "a GPT", GPTConfig, _GPT_FLAGS, models, common)
+    _add_text("lstm", "an LSTM", LSTMConfig, _LSTM_FLAGS, models, common)
     _add_mlp(models, common)
     for name in images_.CONFIGS:
         _add_images(name, models, common)
@@ -105,11 +114,16 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_lora(models, common)
 
 
-def _add_gpt(models: Any, common: argparse.ArgumentParser) -> None:
-    text = "a GPT on characters of text (Python's standard library unless told otherwise)"
-    parser = models.add_parser("gpt", parents=[common], help=text, description=f"Train {text}.")
-    _text(parser)
-    _settings(parser, GPTConfig, _GPT_FLAGS)
+def _add_text(
+    name: str, title: str, config: Any, flags: dict[str, str], models: Any,
+    common: argparse.ArgumentParser,
+) -> None:  # fmt: skip
+    text = f"{title} on characters of text (Python's standard library unless told otherwise)"
+    parser = models.add_parser(name, parents=[common], help=text, description=f"Train {text}.")
+    parser.add_argument(
+        "--text", nargs="+", default=[], metavar="PATH", help="text files and folders to train on"
+    )
+    _settings(parser, config, flags)
     written = Writing()
     group = parser.add_argument_group("the text that the trained model writes")
     group.add_argument("--prompt", default=written.prompt, help="how it begins (default: new line)")
@@ -120,8 +134,8 @@ def _add_gpt(models: Any, common: argparse.ArgumentParser) -> None:
         "--temperature", type=float, default=written.temperature,
         help=f"0 for the likeliest characters {_default(written.temperature)}",
     )  # fmt: skip
-    _limits(parser, Path("runs/gpt"), gpt_.STEPS, gpt_.MINUTES)
-    parser.set_defaults(run=run_gpt)
+    _limits(parser, Path("runs") / name, text_.STEPS, text_.MINUTES)
+    parser.set_defaults(run=run_text, name=name)
 
 
 def _add_mlp(models: Any, common: argparse.ArgumentParser) -> None:
@@ -202,13 +216,12 @@ def run_images(args: argparse.Namespace) -> int:
     return _trained(args, lambda run: train_images(args.name, changes, run=run))
 
 
-def run_gpt(args: argparse.Namespace) -> int:
-    """Train a GPT."""
-    writing, changes = (
-        Writing(args.prompt, args.length, args.temperature),
-        _changes(args, GPTConfig),
-    )
-    return _trained(args, lambda run: train_gpt(changes, args.text, run=run, writing=writing))
+def run_text(args: argparse.Namespace) -> int:
+    """Train a model of text."""
+    train, config = {"gpt": (train_gpt, GPTConfig), "lstm": (train_lstm, LSTMConfig)}[args.name]
+    writing = Writing(args.prompt, args.length, args.temperature)
+    changes = _changes(args, config)
+    return _trained(args, lambda run: train(changes, args.text, run=run, writing=writing))
 
 
 def run_mlp(args: argparse.Namespace) -> int:

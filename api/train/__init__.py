@@ -19,6 +19,8 @@ from eggpu.train.images import ViTConfig as ViTConfig
 from eggpu.train.images import train_images as train_images
 from eggpu.train.lora import LoRAConfig as LoRAConfig
 from eggpu.train.lora import train_lora as train_lora
+from eggpu.train.lstm import LSTMConfig as LSTMConfig
+from eggpu.train.lstm import train_lstm as train_lstm
 from eggpu.train.mlp import MLPConfig as MLPConfig
 from eggpu.train.mlp import train_mlp as train_mlp
 from eggpu.train.nans import find_not_finite as find_not_finite

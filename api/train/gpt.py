@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import eggpu as eg
-from eggpu import data, nn
-from eggpu.data import Corpus, Vocabulary
-from eggpu.distributed import share
-from eggpu.train import report
-from eggpu.train.loop import fit
-from eggpu.train.progress import Display, display
-from eggpu.train.run import Result, Run, positive, settings
+from eggpu import nn
+from eggpu.train.run import Result, Run, positive
 from eggpu.train.sample import sample_text
-from eggpu.train.task import Batch, Task, initial_state, training_step
+from eggpu.train.text import MINUTES as MINUTES
+from eggpu.train.text import STEPS as STEPS
+from eggpu.train.text import TextModel, Writing, train_text
+from eggpu.train.text import loss as loss
 
-STEPS, MINUTES = 2500, 2.5  # whichever ends first, unless told otherwise
-_EVALUATED = 32  # batches of validation text
 _SHAPE = ("layers", "width", "heads", "context")
 
 
@@ -44,18 +36,15 @@ class GPTConfig:
         positive(self, *_SHAPE, "batch", "lr", "clip")
 
 
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """The text that the trained model writes."""
-
-    prompt: str = "\n"
-    length: int = 300
-    temperature: float = 0.8
+def _build(config: GPTConfig, characters: int) -> nn.GPT:
+    shape = {name: getattr(config, name) for name in _SHAPE}
+    return nn.GPT(vocab=characters, **shape, key=config.seed)
 
 
-def loss(model: nn.GPT, tokens: eg.Array, targets: eg.Array) -> eg.Array:
-    """Nats a character."""
-    return nn.cross_entropy(model(tokens), targets)
+KIND = TextModel(
+    "gpt", "GPT", GPTConfig, _SHAPE, _build, sample_text,
+    "{layers} layers, width {width}, {heads} heads, context {context}",
+)  # fmt: skip
 
 
 def train_gpt(
@@ -67,101 +56,4 @@ def train_gpt(
     `changes` are the fields of GPTConfig that differ from the defaults, or from the checkpoint's
     when the run resumes one. Everything is written to `run.out`.
     """
-    config, saved = settings(GPTConfig, "gpt", changes or {}, run, _SHAPE)
-    run = run.limited(saved.get("steps") or STEPS, MINUTES)
-    text = text or saved.get("text", ())
-    vocabulary = Vocabulary(saved["characters"]) if saved else None
-    corpus = data.corpus(text, vocabulary=vocabulary)
-    task = _task(config, corpus, text, run)
-    task.resume(run)
-    task.model, task.state = run.group.broadcast((task.model, task.state))
-    shown = display(run.silent)
-    shown.say(_introduction(task, corpus, run))
-    result = fit(task, run, shown)
-    if not run.first:
-        return result
-    report.write_losses(result.history, run.out / "loss.csv")
-    if result.interrupted:
-        print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
-        return result
-    _conclude(task, corpus, result, run, writing or Writing(), shown)
-    return result
-
-
-def _task(config: GPTConfig, corpus: Corpus, text: Sequence[str | Path], run: Run) -> Task:
-    shape = {name: getattr(config, name) for name in _SHAPE}
-    model = nn.GPT(vocab=corpus.vocabulary.size, **shape, key=config.seed)
-    size = (config.batch, config.context)
-    whole = config.batch * run.parts
-
-    def batch(i: int) -> Batch:
-        generator = np.random.default_rng((config.seed, i))
-        both = data.batch(corpus.train, whole, config.context, generator)
-        return share(both, run.group.rank, run.group.size)
-
-    return Task(
-        step=training_step(
-            loss,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            clip=config.clip,
-            name="gpt",
-            run=run,
-        ),
-        evaluate=_evaluation(data.even_batches(corpus.valid, *size, _EVALUATED)),
-        batch=batch,
-        model=model,
-        state=initial_state(model),
-        config={
-            "gpt": dataclasses.asdict(config),
-            "steps": run.steps,
-            "characters": corpus.vocabulary.characters,
-            "text": [str(Path(p).resolve()) for p in text],
-        },
-        items=whole * config.context,
-        unit="tokens",
-        group=run.group,
-    )
-
-
-def _evaluation(batches: Sequence[Batch]) -> Callable[[Any], float]:
-    compiled = eg.compile(loss, name="gpt_loss")
-    return lambda model: float(np.mean([float(compiled(model, *b)) for b in batches]))
-
-
-def _introduction(task: Task, corpus: Corpus, run: Run) -> str:
-    shape = "{layers} layers, width {width}, {heads} heads, context {context}"
-    shape = shape.format(**task.config["gpt"])
-    resumed = f", from step {task.start}" if task.start else ""
-    return (
-        f"GPT: {shape}, {nn.count_parameters(task.model):,} parameters\n"
-        f"text: {len(corpus.train) + len(corpus.valid):,} characters of {corpus.source}, "
-        f"{corpus.vocabulary.size} different\n"
-        f"device: {run.machines}{resumed}\n"
-        "compiling the training step"
-    )
-
-
-def _conclude(
-    task: Task, corpus: Corpus, result: Result, run: Run, writing: Writing, shown: Display
-) -> None:
-    unigram = corpus.unigram_entropy
-    text = sample_text(
-        result.model, corpus.vocabulary, prompt=writing.prompt, length=writing.length,
-        temperature=writing.temperature, seed=task.config["gpt"]["seed"],
-    )  # fmt: skip
-    (run.out / "sample.txt").write_text(text + "\n", encoding="utf-8")
-    about = report.write_report(task, result, run, "GPT", ("unigram entropy", unigram))
-    if run.quiet:
-        return
-    gap = unigram - result.valid
-    shown.say(
-        f"\nafter {result.steps} steps in {result.seconds:.0f} s:\n"
-        f"validation loss {result.valid:.4f} nats a character, unigram entropy {unigram:.4f}: "
-        f"{abs(gap):.4f} {'below' if gap > 0 else 'above'} it\n\n"
-        f"the model writes (temperature {writing.temperature}):\n{_indented(text)}\n\n{about}"
-    )
-
-
-def _indented(text: str) -> str:
-    return "\n".join("  | " + line for line in text.splitlines())
+    return train_text(KIND, changes or {}, text, run, writing or Writing())

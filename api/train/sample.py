@@ -27,11 +27,12 @@ def sample_text(
         window = np.zeros((1, model.context), np.int32)
         window[0, : len(seen)] = seen
         row = np.asarray(logits(model, window))[0, len(seen) - 1]
-        ids.append(_draw(row, vocabulary.unknown, temperature, generator))
+        ids.append(draw(row, vocabulary.unknown, temperature, generator))
     return vocabulary.decode(ids)
 
 
-def _draw(row: Any, unknown: int, temperature: float, generator: np.random.Generator) -> int:
+def draw(row: Any, unknown: int, temperature: float, generator: np.random.Generator) -> int:
+    """A character by the scores of all; never the one that stands for unknown ones."""
     scores = np.array(row, np.float64)
     if len(scores) > 1:
         scores[unknown] = -np.inf  # it would write what cannot be read

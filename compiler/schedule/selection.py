@@ -73,6 +73,13 @@ def body(group: Group) -> list[Node]:
     return out
 
 
+def reads(outputs: tuple[Node, ...], operands: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Those of `operands` that a kernel with these outputs reads."""
+    inside = body(Group(outputs, operands))
+    used = {o for node in inside for o in node.operands}
+    return tuple(o for o in operands if o in used and o not in outputs)
+
+
 def stored_base(node: Node) -> Node:
     """`node` without the reshapes around it: the value whose memory holds it."""
     while node.op.name == "reshape":
