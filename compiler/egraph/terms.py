@@ -249,7 +249,7 @@ def _types(frozen: Frozen, members: Mapping[Class, list[ENode]], order: Sequence
     }
     waiting = list(number)
     while waiting:
-        later = []
+        later, before = [], len(types)
         for cls in waiting:
             pending = False
             for enode in members[cls]:
@@ -263,7 +263,7 @@ def _types(frozen: Frozen, members: Mapping[Class, list[ENode]], order: Sequence
                     raise CompileError(f"rule {enode.rule!r} put {what}")
             if pending or cls not in types:
                 later.append(cls)
-        if len(later) == len(waiting):
+        if len(later) == len(waiting) and len(types) == before:
             raise CompileError(f"{len(later)} e-classes have no type")
         waiting = later
     return types
