@@ -1,4 +1,4 @@
-"""The same losses as PyTorch with the same weights and batches: MLP, CNN, GPT and LSTM, step by step."""
+"""The same losses as PyTorch with the same weights and batches, step by step."""
 
 from __future__ import annotations
 
@@ -162,3 +162,43 @@ def test_lstm() -> None:
         return nn.cross_entropy(model(x), y), model
 
     np.testing.assert_allclose(ours(model, loss, batches, "lstm"), theirs(net, batches), 1e-5)
+
+
+def torch_vit(width: int, heads: int, patch: int, classes: int) -> Any:
+    import torch
+
+    gpt_block = torch_gpt(1, width, heads, 1).blocks[0]
+
+    class Block(type(gpt_block)):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:  # every place sees every other
+            h = self.norm1(x)
+            x = x + self.attention(h, h, h, need_weights=False)[0]
+            h = self.feed_forward["up"](self.norm2(x))
+            return x + self.feed_forward["down"](torch.nn.functional.gelu(h, approximate="tanh"))
+
+    class ViT(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = torch.nn.Conv2d(1, width, patch, stride=patch)
+            self.token = torch.nn.Parameter(torch.randn(1, 1, width) * 0.02)
+            self.positions = torch.nn.Parameter(torch.randn(1, (8 // patch) ** 2 + 1, width) * 0.02)
+            self.blocks = torch.nn.ModuleList([Block(), Block()])
+            self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, classes)
+
+        def forward(self, x: Any) -> Any:
+            x = self.patches(x).flatten(2).transpose(1, 2)
+            x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x)[:, 0])
+
+    return ViT()
+
+
+def test_vit() -> None:
+    pytest.importorskip("torch")
+    net = torch_vit(16, 2, 4, 4)
+    model = nn.ViT(1, 8, 4, key=0, patch=4, layers=2, width=16, heads=2)
+    model = eg.from_torch_state(model, net.state_dict())
+    batches = images()
+    np.testing.assert_allclose(ours(model, trained, batches, "vit"), theirs(net, batches), 2e-4)
