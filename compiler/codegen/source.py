@@ -150,9 +150,11 @@ def total_flops(nodes: Iterable[Node]) -> int:
 
 
 def kernel_name(group: Group) -> str:
-    """The ops that a kernel runs, in order, each once: `max_sub_exp_sum_div`."""
+    """The ops that a kernel runs, in order, each once: `max_sub_exp_sum_div`. A kernel with several
+    results comes first."""
     silent = (Kind.LITERAL, Kind.IOTA, Kind.MOVE, Kind.GET)
-    names = list(dict.fromkeys(n.op.name for n in body(group) if n.kind not in silent))
+    nodes = sorted(body(group), key=lambda n: n.kind is not Kind.TUPLE)
+    names = list(dict.fromkeys(n.op.name for n in nodes if n.kind not in silent))
     names = names or list(dict.fromkeys(n.op.name for n in body(group))) or ["copy"]
     return "_".join(names[:4] + (["and", f"{len(names) - 4}", "more"] if len(names) > 4 else []))
 

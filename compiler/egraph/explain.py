@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .anchor import Anchor
 from .graph import ANCHORS, GET, MOVES, TUP, Problem
 from .plan import Draft, Move
 from .price import TOO_LARGE
@@ -109,6 +110,8 @@ def _forced(search: Search, c: int, n: int) -> Other:
     before = _sums(d)
     legal = trial(d, all_results(d, c, n), force=True)
     loss, why = None, "no legal kernels"
+    if not legal and p.role[n] == GET:
+        why = _unfit(search, n)
     if legal:
         touched = set(d.touched)
         search.descend(sorted(x for x in touched if d.kern[x] >= 0), touched)
@@ -117,6 +120,17 @@ def _forced(search: Search, c: int, n: int) -> Other:
             why = f"values too large for a binding, {why}"
     d.rollback(mark)
     return Other(text, loss, why, is_view)
+
+
+def _unfit(search: Search, n: int) -> str:
+    """Why a result of an op with several has no kernel."""
+    d, p = search.draft, search.p
+    target, made = d.pricer.target, p.kids[n][0]
+    ops = [m for m in p.candidates[made] if all(d.choice[k] >= 0 for k in p.kids[m])]
+    results = tuple(sorted({p.mark[n]}))
+    if ops and all(d.pricer.anchor(Anchor(m, results=results)) is None for m in ops):
+        return f"no kernel of {target.name} fits its shape"
+    return "it reads stored values only, and some of its operands are not worth storing"
 
 
 def all_results(d: Draft, c: int, n: int) -> Move:
