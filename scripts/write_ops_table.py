@@ -35,7 +35,8 @@ docs/gradients.md says which is chosen where mathematics leaves it open. Ops of 
 """
 
 FUNCTIONS = """
-Kernels with several results (kind tuple) are made by rewrite rules only, as is `get`, which takes one of their results.
+Kernels with several results (kind tuple) are made by rewrite rules only. `get` takes one of their results, or one of a
+loop's. `loop` is what `scan` and `fori_loop` trace to (docs/loops.md).
 
 ## Functions
 
@@ -65,7 +66,7 @@ def nodes_of(sample: Sample, change: dict[int, str] | None = None) -> list[Type]
 
 def dtypes_of(sample: Sample) -> str:
     """The dtypes that the first operand may have, with all others that have its dtype."""
-    if not sample.operands:
+    if not sample.operands or sample.op.kind is Kind.LOOP:
         return "all"
     types = nodes_of(sample)
     alike = [k for k, t in enumerate(types) if t.dtype is types[0].dtype]
@@ -92,6 +93,8 @@ def gradient(sample: Sample) -> str:
     """The operands that get a gradient."""
     if sample.op.kind in (Kind.TUPLE, Kind.GET):
         return "made by rules"
+    if sample.op.kind is Kind.LOOP:
+        return "all"
     if isinstance(sample.op, Elementwise) and sample.op.gradient is None:
         return "-"
     nodes = [input_node(k, f"x{k}", t) for k, t in enumerate(nodes_of(sample))]
