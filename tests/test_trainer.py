@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import signal
+import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from eggpu.train import (
     Callback,
     CSVLog,
     EarlyStopping,
+    LossCurve,
     Moment,
     Result,
     TensorBoard,
@@ -27,6 +30,7 @@ from eggpu.train import (
     TrainingError,
     find_not_finite,
 )
+from eggpu.train.events import crc32c
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((48, 6)).astype(np.float32)
@@ -194,37 +198,57 @@ def test_the_log_goes_on_when_a_run_is_resumed(tmp_path: Path) -> None:
     assert [int(r["step"]) for r in rows if r["valid_loss"]] == [3, 5, 6, 7]
 
 
-def test_tensorboard_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    modules = __import__("sys").modules
-    monkeypatch.setitem(modules, "tensorboardX", None)
-    monkeypatch.setitem(modules, "torch.utils.tensorboard", None)
-    with pytest.raises(TrainingError, match="pip install tensorboardX"):
-        TensorBoard().begin(moment(0, 0.0, tmp_path, []))
+def records(path: Path) -> list[bytes]:
+    """The records of an event file, with their checksums tested."""
+    data, at, out = path.read_bytes(), 0, []
+
+    def checked(part: bytes, crc: bytes) -> None:
+        low = (struct.unpack("<I", crc)[0] - 0xA282EAD8) & 0xFFFFFFFF
+        assert crc32c(part) == (low >> 17 | low << 15) & 0xFFFFFFFF
+
+    while at < len(data):
+        size = struct.unpack_from("<Q", data, at)[0]
+        checked(data[at : at + 8], data[at + 8 : at + 12])
+        out.append(data[at + 12 : at + 12 + size])
+        checked(out[-1], data[at + 12 + size : at + 16 + size])
+        at += 16 + size
+    return out
 
 
-def test_tensorboard_writes_to_the_writer_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    written: list[Any] = []
-
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            written.append(folder)
-
-        def add_scalar(self, *row: Any) -> None:
-            written.append(row)
-
-        def close(self) -> None:
-            written.append("closed")
-
-    module = type(os)("tensorboardX")
-    module.SummaryWriter = Writer  # type: ignore[attr-defined]
-    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", module)
+def test_event_files_for_tensorboard(tmp_path: Path) -> None:
+    assert crc32c(b"123456789") == 0xE3069283  # of RFC 3720
     result = fit(make(TensorBoard()), tmp_path, 1)
-    assert written[0] == str(tmp_path / "events")
-    assert written[1] == ("train/loss", result.history.train[0][1], 1)
-    assert [row[0] for row in written[2:4]] == ["valid/loss", "valid/accuracy"]
-    assert written[-1] == "closed"
+    version, loss_, *valid = records(next((tmp_path / "events").iterdir()))
+    assert version[9:] == b"\x1a\x0dbrain.Event:2"
+    # wall time, step 1, and a summary of 1 value: its tag and an f32
+    summary = loss_[11:]
+    assert loss_[9:11] == b"\x10\x01"
+    assert summary[:2] == b"\x2a\x13"
+    assert summary[2:4] == b"\x0a\x11"
+    assert summary[4:16] == b"\x0a\x0atrain/loss"
+    value = struct.unpack("<f", summary[17:])[0]
+    assert value == np.float32(result.history.train[0][1])
+    assert [b"valid/loss" in valid[0], b"valid/accuracy" in valid[1]] == [True, True]
+
+
+@pytest.mark.models
+def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    result = fit(make(TensorBoard()), tmp_path, 300, log_every=100, eval_every=300)
+    found = reading.EventAccumulator(str(tmp_path / "events"))
+    found.Reload()
+    events = found.Scalars("train/loss")
+    assert [(e.step, np.float32(e.value)) for e in events] == [
+        (step, np.float32(v)) for step, v in result.history.train
+    ]
+
+
+def test_a_loss_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(make(LossCurve("curve.png", "digits")), tmp_path, 3)
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(TrainingError, match="a loss curve needs matplotlib: pip install"):
+        fit(make(LossCurve()), tmp_path, 1)
 
 
 def test_a_nan_is_traced_to_the_op_that_made_it(tmp_path: Path) -> None:

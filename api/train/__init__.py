@@ -6,6 +6,7 @@ from eggpu.train.callbacks import Best as Best
 from eggpu.train.callbacks import Callback as Callback
 from eggpu.train.callbacks import CSVLog as CSVLog
 from eggpu.train.callbacks import EarlyStopping as EarlyStopping
+from eggpu.train.callbacks import LossCurve as LossCurve
 from eggpu.train.callbacks import Moment as Moment
 from eggpu.train.callbacks import TensorBoard as TensorBoard
 from eggpu.train.diffusion import DiffusionConfig as DiffusionConfig

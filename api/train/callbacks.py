@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eggpu.train.curves import draw_losses
+from eggpu.train.events import EventFile
 from eggpu.train.run import Result, TrainingError
 
 
@@ -155,37 +157,43 @@ class CSVLog(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes events for TensorBoard, with the writer of tensorboardX or of torch."""
+    """Writes the curves that TensorBoard shows: `tensorboard --logdir` of the run's folder."""
 
     def __init__(self, name: str = "events") -> None:
         self.name = name
-        self._writer: Any = None
+        self._file: EventFile | None = None
 
     def begin(self, moment: Moment) -> None:
-        """Open the writer."""
-        self._writer = _writer()(str(moment.out / self.name))
+        """Open a file of its own for this run."""
+        self._file = EventFile(moment.out / self.name)
 
     def step(self, moment: Moment) -> None:
         """The training loss."""
-        self._writer.add_scalar("train/loss", moment.loss, moment.step)
+        self._add({"train/loss": moment.loss}, moment.step)
 
     def valid(self, moment: Moment) -> None:
         """What the validation gave."""
-        for name, value in moment.values.items():
-            self._writer.add_scalar(f"valid/{name}", value, moment.step)
+        self._add({f"valid/{name}": v for name, v in moment.values.items()}, moment.step)
 
     def end(self, result: Result) -> None:
-        """Close the writer."""
-        self._writer.close()
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _add(self, values: dict[str, float], step: int) -> None:
+        assert self._file is not None
+        for tag, value in values.items():
+            self._file.scalar(tag, value, step)
 
 
-def _writer() -> Any:
-    try:
-        from tensorboardX import SummaryWriter  # type: ignore[import-not-found]
-    except ImportError:
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # type: ignore[import-not-found]
-        except ImportError:
-            hint = "pip install tensorboardX"
-            raise TrainingError(f"events for TensorBoard need a writer: {hint}") from None
-    return SummaryWriter
+class LossCurve(Callback):
+    """Draws the losses of training and validation as `loss.png`, at the end of the run."""
+
+    def __init__(self, name: str = "loss.png", title: str = "loss", unit: str = "loss") -> None:
+        self.name, self.title, self.unit = name, title, unit
+
+    def end(self, result: Result) -> None:
+        """Draw. Raises TrainingError when matplotlib is missing."""
+        path = result.checkpoint.parent / self.name
+        if not draw_losses(result.history, path, self.title, unit=self.unit).startswith("loss"):
+            raise TrainingError("a loss curve needs matplotlib: pip install 'eggpu[train]'")

@@ -1,56 +1,17 @@
-"""What a run leaves in its folder: losses, their curve, the compiler's dumps, time by kernel."""
+"""What a run leaves in its folder: curve of losses, the compiler's dumps, time by kernel."""
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 from eggpu.runtime import DeviceError
-from eggpu.train.run import History, Result, Run
+from eggpu.train.curves import draw_losses
+from eggpu.train.curves import write_losses as write_losses
+from eggpu.train.run import Result, Run
 from eggpu.train.task import Task
 
 _ROWS = 12  # of the table of kernels
-
-
-def write_losses(history: History, path: Path) -> Path:
-    """Losses as CSV: step, train, valid."""
-    rows: dict[int, list[Any]] = {}
-    for column, losses in enumerate((history.train, history.valid)):
-        for step, loss in losses:
-            rows.setdefault(step, ["", ""])[column] = f"{loss:.6f}"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["step", "train", "valid"])
-        writer.writerows([step, *rows[step]] for step in sorted(rows))
-    return path
-
-
-def draw_losses(
-    history: History,
-    path: Path,
-    title: str,
-    baseline: tuple[str, float] | None = None,
-    unit: str = "loss (nats)",
-) -> str:
-    """The loss curve as PNG; what was drawn, or what is missing, in a line."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return "no loss curve: it needs matplotlib (pip install 'eggpu[train]')"
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(*zip(*history.train), color="tab:blue", linewidth=1, label="training batch")
-    if history.valid:
-        axes.plot(*zip(*history.valid), color="tab:orange", marker="o", label="validation")
-    if baseline is not None:
-        axes.axhline(baseline[1], color="tab:gray", linestyle="--", label=baseline[0])
-    axes.set(xlabel="step", ylabel=unit, title=title)
-    axes.legend()
-    FigureCanvasAgg(figure).print_png(path)
-    return f"loss curve   {path}"
 
 
 def kernel_table(profile: Any) -> str:
