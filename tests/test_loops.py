@@ -17,7 +17,7 @@ from eggpu.compiler.pipeline import compile_graph
 from eggpu.compiler.reference import evaluate
 from eggpu.compiler.schedule.plan import Carry
 from eggpu.compiler.schedule.serialize import plan_from_json, plan_to_json
-from eggpu.compiler.schedule.target import LLVMPIPE
+from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE
 from eggpu.compiler.schedule.verify import verify_plan
 from eggpu.compiler.text import constant_table, parse_graph, print_graph
 from eggpu.compiler.verify import verify_graph
@@ -110,6 +110,17 @@ def window(scan: Scan, x: Any) -> Any:
     return scan(step, x, eg.arange(5))
 
 
+def cache(scan: Scan, x: Any, rows: Any) -> Any:
+    """A window of a carry is written in each run, and rows of it are read."""
+
+    def step(carry: Any, row: Any) -> Any:
+        at, store = carry
+        store = eg.dynamic_update_slice(store, row[None] + store[0], (at, 0))
+        return (at + 1, store), store.sum()
+
+    return scan(step, (eg.array(1), x), rows)
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "lstm": (lstm, (floats(4, 16), floats(16), floats(2, 4), floats(2, 4), floats(5, 2, 16))),
     "running": (running, (floats(3, 3), floats(4, 3, 3))),
@@ -117,6 +128,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "seen": (seen, (floats(5, 3), floats(7, 3), np.array([6, 0, 3], np.int32))),
     "handed": (handed, (floats(3), floats(3))),
     "window": (window, (floats(6),)),
+    "cache": (cache, (floats(7, 4), floats(4, 4))),
 }
 
 
@@ -261,6 +273,29 @@ def test_random_numbers_differ_from_run_to_run_by_their_keys() -> None:
     assert len({row.tobytes() for row in found}) == 5
 
 
+def test_a_window_of_a_carry_is_written_in_place() -> None:
+    """The whole is copied once, before the loop, and not at all where it is an argument that may be written over."""
+    args = floats(4000, 16), floats(30, 16)
+
+    def run(store: Any, rows: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            at, store = carry
+            return (at + 1, eg.dynamic_update_slice(store, row[None], (at, 0))), None
+
+        return eg.scan(step, (eg.array(5), store), rows)[0][1]
+
+    want = args[0].copy()
+    want[5:35] = args[1]
+    for donate in ((), ("store",)):
+        step = eg.compile(run, donate=donate)
+        np.testing.assert_array_equal(step(*args).numpy(), want)
+        (loop,) = step.plan.loops
+        inside = step.plan.kernels[loop.start : loop.stop]
+        assert sum(k.bytes_written for k in inside) < 1000
+        before = [k for k in step.plan.kernels[: loop.start] if k.bytes_written >= args[0].nbytes]
+        assert len(before) == (not donate)
+
+
 def test_text_gives_loops_back() -> None:
     args = CASES["nested"][1]
     graph = eg.trace(eg.grad(loss("nested", eg.scan)), *args)
@@ -304,6 +339,16 @@ def test_plans_are_saved_with_their_loops(gradient: Compiled) -> None:
     plan = gradient.plan
     assert plan_from_json(plan_to_json(plan)) == plan
     assert len(plan.loops) == 2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plans_for_gpus_are_sound(case: str) -> None:
+    """Their rows need offsets that 256 divides; compile_graph checks the plan in the end."""
+    args = CASES[case][1]
+    graph = eg.trace(eg.grad(loss(case, eg.scan), moving(args)), *args)
+    plan = compile_graph(graph, FLOOR).plan
+    for row in (row for loop in plan.loops for row in loop.rows):
+        assert row.step % 256 == 0
 
 
 def test_a_plan_that_reads_a_carry_too_late_is_refused(gradient: Compiled) -> None:

@@ -258,6 +258,10 @@ class _Memory:
         twins = {k: table.number(program.number(v)) for k, v in source.twins.items()}
         blocks = [self.place(program.number(v))[1:] for v in source.blocks]
         operands = [table.number(program.number(v)) for v in source.operands]
+        for k, init in source.seeds.items():  # where it lies already, it was not copied
+            number, result = program.number(init), program.number(source.results[k])
+            if self.place(number) == self.place(result):
+                operands[source.first_carry + k] = table.number(number)
         Embedding(
             source, operands, results, twins, blocks, table.add, table.constants, kernels, loops
         ).embed()

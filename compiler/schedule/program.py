@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..errors import CompileError, IRError
 from ..ir import Graph, Kind, Node
+from ..ops.elementwise import barrier
 from ..types import DTYPES
 from .kernel import KernelSource, Scratch, Stored
 from .memory import Named, aligned, pair
@@ -62,7 +63,7 @@ class Program:
     def __init__(self, selection: Selection, target: Target, lower: Lower) -> None:
         self.selection, self.graph = selection, selection.graph
         self.made_by = selection.made_by
-        self.groups = selection.groups
+        self.groups = list(selection.groups)
         self.values: list[Array] = []
         self._number: dict[Stored, int] = {}
         self.inputs = self._inputs(self.graph)
@@ -97,9 +98,9 @@ class Program:
         return number
 
     def _lower(self, lower: Lower, target: Target) -> Iterator[Step]:
-        for g, group in enumerate(self.groups):
+        for g, group in enumerate(self.selection.groups):
             if isinstance(group, LoopGroup):
-                yield self._loop(g, group)
+                yield from self._loop(g, group, lower, target)
                 continue
             for source in lower(group, target):
                 if 0 in source.grid:
@@ -111,15 +112,28 @@ class Program:
                     raise IRError(f"kernel {source.name} binds a value twice")
                 yield Step(source, g, writes, reads)
 
-    def _loop(self, g: int, group: LoopGroup) -> Step:
-        """A loop as one step; its body binds parts of what it reads and writes."""
+    def _loop(self, g: int, group: LoopGroup, lower: Lower, target: Target) -> Iterator[Step]:
+        """A loop as one step, after copies of carries of which each round changes a part.
+
+        Its body binds parts of what it reads and writes.
+        """
         source = LoopSource(group, self._key)
+        for k, init in source.seeds.items():
+            result = source.results[k]
+            nbytes = 2.0 * math.prod(init.shape) * 4
+            cost = target.profile.launch + nbytes / target.profile.bandwidth
+            self.groups.append(Group((barrier(init),), (init,), cost))
+            for kernel in lower(self.groups[-1], target):
+                if 0 not in kernel.grid:
+                    copy = replace(kernel, writes=(result,), copies=True)
+                    written = (self._bind(result, copy),)
+                    yield Step(copy, len(self.groups) - 1, written, (self._bind(init, copy),))
         bound = [v.bound for v in self.values]
         writes = tuple(self._bind(v, source) for v in source.writes)
         reads = tuple(self._bind(v, source) for v in source.reads)
         for number in (*writes, *reads):
             self.values[number].bound = number < len(bound) and bound[number]
-        return Step(source, g, writes, reads)
+        yield Step(source, g, writes, reads)
 
     def number(self, value: Stored) -> int:
         """The number of a value that some kernel binds."""

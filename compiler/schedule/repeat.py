@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ..ir import Node
 from .images import TEXELS
 from .kernel import Scratch, Stored
 from .plan import Access, Buffer, Carry, Constant, Kernel, Plan, Repeat, Row
@@ -39,7 +40,13 @@ class LoopSource:
         self.blocks = [Scratch("body", (size // 4,), "u32") for size in self.plan.arena]
         self.writes = (*self.results, *self.twins.values(), *self.blocks)
         self.operands = [base(o) for o in group.operands]
-        self.reads = tuple(dict.fromkeys(self.operands))
+        self.seeds: dict[int, Node] = {}  # what is copied to where a carry's result will be
+        for k in sorted(self.in_its_place & changed(self.plan)):
+            init = self.operands[self.first_carry + k]
+            assert isinstance(init, Node)
+            self.seeds[k] = init
+            self.operands[self.first_carry + k] = self.results[k]
+        self.reads = tuple(o for o in dict.fromkeys(self.operands) if o not in self.writes)
         self.bytes_read = sum(k.bytes_read for k in self.plan.kernels) * self.op.count
         self.bytes_written = sum(k.bytes_written for k in self.plan.kernels) * self.op.count
         self.in_place = frozenset(self._handed_on())
@@ -59,9 +66,15 @@ class LoopSource:
         found: list[tuple[int, int]] = []
         for k in self.in_its_place:
             operand = self.operands[self.first_carry + k]
-            if self.operands.count(operand) == 1:
+            if self.operands.count(operand) == 1 and operand in self.reads:
                 found.append((k, self.reads.index(operand)))
         return found
+
+
+def changed(body: Plan) -> set[int]:
+    """The outputs of which a body writes a part: the rest must be there before."""
+    parts = {kernel.bindings[k].buffer for kernel in body.kernels for k, _ in kernel.updates}
+    return {j for j, number in enumerate(body.outputs) if number in parts}
 
 
 def stays(body: Plan, first: int, k: int) -> bool:
@@ -75,7 +88,6 @@ def unfit(body: Plan, first: int, carries: int) -> tuple[set[int], set[int]]:
     taken: set[int] = set()
     shared: set[int] = set()
     kept: set[int] = set()
-    parts = {kernel.bindings[k].buffer for kernel in body.kernels for k, _ in kernel.updates}
     for j, number in enumerate(body.outputs):
         buffer = body.buffers[number]
         if number in taken or buffer.role in ("input", "constant"):
@@ -83,7 +95,7 @@ def unfit(body: Plan, first: int, carries: int) -> tuple[set[int], set[int]]:
         taken.add(number)
         if buffer.role != "input" and buffer.place[0] == "input":
             k = buffer.place[1] - first
-            if k != j or number in parts:  # a part is written over: the rest must be there before
+            if k != j:
                 kept.add(k)
     return shared, {k for k in kept if 0 <= k < carries}
 
