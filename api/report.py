@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from eggpu.compiler.pipeline import Compilation
+from eggpu.compiler.pipeline import Compilation, MemoryPrice
 from eggpu.compiler.schedule.plan import Binding, Kernel, Plan
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Report:
     A program with loops is chosen in parts, between loops and inside them. Numbers are sums over the
     parts, costs those of all runs; the texts of the parts follow one another.
 
+    memory: with the option max_memory, what the limit costs.
+
     Without optimization there is no e-graph: only `kernels` says something.
     """
 
@@ -87,6 +89,7 @@ class Report:
     inlined: int = 0
     recomputed: int = 0
     egraph: str = ""  # the text of the dump file 2-egraph.txt
+    memory: MemoryPrice | None = None  # what the option max_memory costs
 
     def kernel(self, which: int | str) -> KernelReport:
         """The kernel of a number, or the last one that writes the buffer of that name: a result's
@@ -104,7 +107,8 @@ class Report:
 
     def __str__(self) -> str:
         kernels = "\n".join(map(str, self.kernels))
-        return f"{self.egraph}\n\n{kernels}\n" if self.egraph else f"{kernels}\n"
+        price = f"{self.memory}\n\n" if self.memory else ""
+        return f"{self.egraph}\n\n{price}{kernels}\n" if self.egraph else f"{price}{kernels}\n"
 
 
 def report(compilation: Compilation) -> Report:
@@ -114,7 +118,7 @@ def report(compilation: Compilation) -> Report:
     parts = [(p.times, p.egraph, p.extraction) for p in compilation.parts]
     parts = [(n, found, chosen) for n, found, chosen in parts if found and chosen]
     if not parts:
-        return Report(name, target, kernels)
+        return Report(name, target, kernels, memory=compilation.memory_price)
     stops = [found.stop for _, found, _ in parts]
     return Report(
         name=name,
@@ -132,6 +136,7 @@ def report(compilation: Compilation) -> Report:
         inlined=sum(chosen.inlined for _, _, chosen in parts),
         recomputed=sum(chosen.recomputed for _, _, chosen in parts),
         egraph=egraph_text(compilation),
+        memory=compilation.memory_price,
     )
 
 

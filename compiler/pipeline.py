@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .egraph.near import NearMiss
     from .egraph.outcome import ExtractionReport
     from .egraph.report import EGraphReport
+    from .egraph.snapshot import Snapshot
     from .egraph.saturate import Options as Saturation
 
 
@@ -37,6 +38,8 @@ class Options:
     rules: rules to add to eggpu's own (eggpu.rules.Rule); eggpu.testing.check_rule finds out whether they are right.
     max_rows, max_seconds: bounds of saturation; one that is hit still gives a right plan.
     effort: rounds of the extraction search.
+    max_memory: bytes on the device that a call may take, arguments and results among them; above it values are computed
+        again instead of kept.
     """
 
     optimize: bool = True
@@ -48,6 +51,27 @@ class Options:
     max_rows: int = 400_000
     max_seconds: float = 60.0
     effort: int = 6
+    max_memory: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPrice:
+    """What a limit on memory costs: bytes and predicted ns with and without it, and kernels that run again."""
+
+    limit: int
+    peak: int
+    peak_without: int
+    again: int
+    ns: float
+    ns_without: float
+
+    def __str__(self) -> str:
+        more = self.ns - self.ns_without
+        share = 100 * more / self.ns_without if self.ns_without else 0.0
+        return (
+            f"max_memory {self.limit} bytes: peak {self.peak} instead of {self.peak_without}, "
+            f"{self.again} kernels more, {more / 1e3:+.1f} us predicted ({share:+.1f}%)"
+        )
 
 
 @dataclass(frozen=True)
@@ -74,6 +98,7 @@ class Compilation:
     parts: tuple[Chosen, ...]
     plan: Plan
     seconds: dict[str, float] = field(default_factory=dict)
+    memory_price: MemoryPrice | None = None  # of the option max_memory
 
     @property
     def selection(self) -> Selection:
@@ -104,8 +129,6 @@ def compile_graph(
 
     Without `merge`, independent kernels of one form stay apart.
     """
-    from .codegen import lower
-    from .codegen.repeated import Repeated
     from .expand import expand
     from .schedule.assemble import assemble
     from .schedule.verify import verify_plan
@@ -117,14 +140,58 @@ def compile_graph(
     with timed(seconds, "verify"):
         verify_graph(graph)
     # equal programs, as many as the rules find, and the cheapest of them
-    selection = passes.select(expand(_in_precision(graph, target, options)))
+    program = expand(_in_precision(graph, target, options))
+    selection, price = passes.select(program), None
     # kernels in WGSL, memory, and a last check of every hazard and limit
     with timed(seconds, "lower"):
-        plan = assemble(selection, target, Repeated(lower), merge)
+        plan = assemble(selection, target, passes.lower, merge)
+    parts = tuple(passes.parts)
+    if merge and options.max_memory is not None:
+        plan, parts, price = _within(options.max_memory, passes, program, selection, plan)
     with timed(seconds, "check"):
         verify_plan(plan, target)
-    parts = tuple(passes.parts)
-    return Compilation(trace or graph, graph, target, options, parts, plan, seconds)
+    return Compilation(trace or graph, graph, target, options, parts, plan, seconds, price)
+
+
+def _within(
+    most: int, passes: _Passes, program: Graph, selection: Selection, plan: Plan
+) -> tuple[Plan, tuple[Chosen, ...], MemoryPrice]:
+    """The cheapest plan of at most so many bytes, what was chosen for it, and what the limit costs.
+
+    Values are computed again instead of kept, in choices of kernels that store less and less.
+    """
+    from .schedule.assemble import TooLittleMemory, assemble
+
+    if most <= 0:
+        raise CompileError(f"max_memory needs a number of bytes above 0, got {most}")
+    found: list[tuple[float, Plan, tuple[Chosen, ...]]] = []
+    refused: list[TooLittleMemory] = []
+    if plan.peak_bytes <= most:
+        found.append((_ns(plan), plan, tuple(passes.parts)))
+    for dear in () if found else _DEAR if passes.options.optimize else _DEAR[:1]:
+        chosen = selection if dear == 1.0 else passes.select(program, dear)
+        try:
+            with timed(passes.seconds, "lower"):
+                less = assemble(chosen, passes.target, passes.lower, max_memory=most)
+            found.append((_ns(less), less, tuple(passes.parts)))
+        except TooLittleMemory as error:
+            refused.append(error)
+    if not found:
+        raise min(refused, key=lambda e: e.least)
+    _, less, parts = min(found, key=lambda f: f[0])
+    more = len(less.kernels) - len(plan.kernels)
+    price = MemoryPrice(most, less.peak_bytes, plan.peak_bytes, more, _ns(less), _ns(plan))
+    return less, parts, price
+
+
+_DEAR = (1.0, 4.0, 16.0)  # what a byte costs in choices that store less
+
+
+def _ns(plan: Plan) -> float:
+    """The predicted time of a call."""
+    from .schedule.rounds import Loops
+
+    return sum(n * k.predicted_ns for k, n in zip(plan.kernels, Loops(plan).runs(), strict=True))
 
 
 def _in_precision(graph: Graph, target: Target, options: Options) -> Graph:
@@ -147,13 +214,20 @@ class _Passes:
     """Chooses programs for one target, and notes what was chosen and how long it took."""
 
     def __init__(self, target: Target, options: Options) -> None:
+        from .codegen import lower
+        from .codegen.repeated import Repeated
+
         self.target, self.options = target, options
         self.seconds: dict[str, float] = {}
         self.parts: list[Chosen] = []
+        self.lower = Repeated(lower)
+        self._dear = 1.0
         self._bodies: dict[Loop, Compilation] = {}
+        self._saturated: dict[tuple[Node, ...], tuple[Snapshot, EGraphReport]] = {}
 
-    def select(self, program: Graph) -> Selection:
-        """The kernels of a program; one with loops is cut at them."""
+    def select(self, program: Graph, dear: float = 1.0) -> Selection:
+        """The kernels of a program; one with loops is cut at them. `dear`: see `extract`."""
+        self.parts, self._dear = [], dear
         if not any(n.kind is Kind.LOOP for n in program.nodes()):
             return self._choose(program)
         from .parts import Segment, cut
@@ -192,13 +266,16 @@ class _Passes:
         from .egraph.keep import forced_to
         from .egraph.near import near
 
-        with timed(self.seconds, "saturate"):
-            snapshot, egraph = saturate_graph(program, saturation(self.options))
-        snapshot = forced_to(snapshot, self.options.force)
+        if program.outputs not in self._saturated:
+            with timed(self.seconds, "saturate"):
+                snapshot, egraph = saturate_graph(program, saturation(self.options))
+            snapshot = forced_to(snapshot, self.options.force)
+            self._saturated[program.outputs] = snapshot, egraph
+        snapshot, egraph = self._saturated[program.outputs]
         # e-nodes, stored values and kernels are chosen together
         with timed(self.seconds, "extract"):
             selection, extraction = extract(
-                snapshot, self.target, program, effort=self.options.effort
+                snapshot, self.target, program, effort=self.options.effort, dear=self._dear
             )
             near_misses = near(egraph, extraction, snapshot, selection)
         return Chosen(program, selection, 1, egraph, extraction, near_misses)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("egraph.md", "from-pytorch.md", "loops.md", "precision.md", "profiling.md", "tour.md")
+PAGES = ("egraph.md", "from-pytorch.md", "memory.md", "loops.md", "precision.md", "profiling.md", "tour.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

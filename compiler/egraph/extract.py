@@ -3,6 +3,8 @@ total cost."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..collector import no_collector
 from ..ir import Graph, Node, make
 from ..ops.move import reshape
@@ -24,20 +26,33 @@ SMALL, TINY = 400, 60  # classes of programs that are searched more thoroughly
 
 
 def extract(
-    snapshot: Snapshot, target: Target, graph: Graph, effort: int = 6, explain: int = 60
+    snapshot: Snapshot,
+    target: Target,
+    graph: Graph,
+    effort: int = 6,
+    explain: int = 60,
+    dear: float = 1.0,
 ) -> tuple[Selection, ExtractionReport]:
     """The cheapest program found in `snapshot` for `graph`'s outputs, and its kernels.
 
     `effort` bounds the rounds of the search: one round makes no kicks, more than 6 end only when
-    nothing is gained. `explain` is how many alternatives the report prices. Equal arguments give
-    equal results.
+    nothing is gained. `explain` is how many alternatives the report prices. With `dear` bytes cost
+    so many times as much in the search, so that less is stored. Equal arguments give equal results.
     """
     with no_collector():
         p = problem(snapshot, target.max_bindings, donated=donated_classes(snapshot, graph))
-        search, two_steps = improve(p, Pricer(p, target), effort)
+        search, two_steps = improve(p, Pricer(p, _dearer(target, dear)), effort)
+        if dear != 1.0:
+            search.draft.priced_by(Pricer(p, target))
         selection = decode(search.draft, graph)
         report = _report(search, two_steps, graph, choices(search, explain))
     return selection, report
+
+
+def _dearer(target: Target, factor: float) -> Target:
+    """The target with bytes that cost so many times as much."""
+    bandwidth = target.profile.bandwidth / factor
+    return replace(target, profile=replace(target.profile, bandwidth=bandwidth))
 
 
 def donated_classes(snapshot: Snapshot, graph: Graph) -> list[int]:

@@ -64,6 +64,16 @@ class Draft:
         self.loss: tuple[float, float] | None = None
         self.find_roots()
 
+    def priced_by(self, pricer: Pricer) -> None:
+        """Price all kernels anew, by a pricer of the same problem with other rates."""
+        self.pricer, self.cost = pricer, 0.0
+        for k, old in self.kernels.items():
+            priced = pricer.price(old.outs, self.choice, self.kern)
+            if priced is None:
+                raise IRError("other rates make a kernel illegal")
+            self.kernels[k] = priced
+            self.cost += priced.cost
+
     # -- outputs: a view of a value lies where the value lies
 
     def find_roots(self) -> bool:

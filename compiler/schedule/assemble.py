@@ -9,18 +9,19 @@ from functools import cached_property
 
 import numpy as np
 
-from ..errors import IRError
+from ..errors import CompileError, IRError
 from ..ir import Node
 from ..types import DTYPES
 from .horizontal import Merged, Row, bound, rows
 from .horizontal import merge as find_merged
-from .images import with_images
+from .images import AHEAD, with_images
 from .kernel import KernelSource
 from .memory import Item, Layout, aligned, lay_out, most_alive
 from .order import Step
 from .parts import TABLE, merged
 from .plan import Access, Binding, Buffer, Constant, Kernel, Plan, Repeat
 from .program import Array, Lower, Program
+from .recompute import recomputed
 from .repeat import Embedding, LoopSource, opened
 from .selection import Group, LoopGroup, Selection, body
 from .target import Target
@@ -28,17 +29,65 @@ from .target import Target
 Place = tuple[str, int] | tuple[str, int, int]
 
 
-def assemble(selection: Selection, target: Target, lower: Lower, merge: bool = True) -> Plan:
+def assemble(
+    selection: Selection,
+    target: Target,
+    lower: Lower,
+    merge: bool = True,
+    max_memory: int | None = None,
+) -> Plan:
     """The plan of a selection; `lower` gives the kernels of a group.
 
     Of the selection's order, the same with donated inputs read earlier, and orders that free
     scratch early, the one that needs least memory is taken. Independent kernels of one form are
-    merged where that takes little memory (with `merge`). Raises CompileError when a value is too large for the
-    target.
+    merged where that takes little memory (with `merge`). Raises CompileError when a value is too
+    large for the target, and when `max_memory` bytes are too few for a call, even where values are
+    computed again instead of kept.
     """
     program = Program(selection, target, lower)
     plain = _smallest(program, target)
-    return ((_with_merged(program, plain, target) if merge else None) or plain).plan()
+    merged = _with_merged(program, plain, target) if merge else None
+    plan = (merged or plain).plan()
+    if max_memory is None or plan.peak_bytes <= max_memory:
+        return plan
+    plan = plan if merged is None else plain.plan()
+    return plan if plan.peak_bytes <= max_memory else _limited(plain, target, max_memory)
+
+
+class TooLittleMemory(CompileError):
+    """`max_memory` is too little; `least` bytes would do."""
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
+
+
+def _limited(plain: _Memory, target: Target, limit: int) -> Plan:
+    """The plan with images copied late and values computed again, within a limit of bytes."""
+    time = _Times(plain.program.groups, plain.steps, target.profile.launch)
+    plan = plain.plan(ahead=1)
+    if plan.peak_bytes <= limit:
+        return plan
+    fixed, least = plan.peak_bytes - sum(plan.arena), plan.peak_bytes
+    budget = limit - fixed
+    for _ in range(MOST_TRIES):
+        program, steps = recomputed(plain.program, plain.steps, max(budget, 0), time)
+        found = _smallest(program.ordered(steps), target).plan(ahead=1)
+        least = min(least, found.peak_bytes)
+        if found.peak_bytes <= limit:
+            return found
+        if budget <= 0:
+            break
+        budget -= max(found.peak_bytes - limit, limit // 64)
+    raise TooLittleMemory(
+        f"{plan.name} cannot run on {target.name} with max_memory={limit} bytes: arguments, "
+        f"results, constants and images take {fixed}, and the least found, with values computed again, is "
+        f"{least}",
+        least,
+    )
+
+
+MOST_TRIES = 5  # budgets that are tried for a limit
 
 
 def _smallest(program: Program, target: Target) -> _Memory:
@@ -217,8 +266,8 @@ class _Memory:
     def _stays(self, step: Step) -> bool:
         return self.place(step.writes[0]) == self.place(step.reads[0])
 
-    def plan(self) -> Plan:
-        """The plan, with WGSL for the access that this layout needs."""
+    def plan(self, ahead: int = AHEAD) -> Plan:
+        """The plan, with WGSL for the access that this layout needs; images `ahead` kernels."""
         program, graph = self.program, self.program.graph
         self._check_written()
         table = _Buffers(self)
@@ -247,7 +296,7 @@ class _Memory:
             loops=tuple(loops),
             packs=tuple(self.packs),
         )
-        return with_images(opened(plan))
+        return with_images(opened(plan), ahead)
 
     def _embed(
         self, source: LoopSource, table: _Buffers, kernels: list[Kernel], loops: list[Repeat]
@@ -370,7 +419,8 @@ class _Times:
     ) -> None:
         self._groups, self._launch = groups, launch
         self._moved: dict[int, int] = {}
-        for step in (part for whole in steps for part in _parts(whole)):
+        parts = {id(part.source): part for whole in steps for part in _parts(whole)}
+        for step in parts.values():  # one that runs again counts once
             self._moved[step.group] = self._moved.get(step.group, 0) + self._bytes(step)
 
     def _bytes(self, step: Step) -> int:

@@ -54,18 +54,21 @@ def image_for(shape: Sequence[int], element: str) -> Image:
     return Image(texel, width + LINE // texel, rows)
 
 
-def with_images(plan: Plan) -> Plan:
-    """The plan with the images that its kernels read, and the copies that fill them."""
+def with_images(plan: Plan, ahead: int = AHEAD) -> Plan:
+    """The plan with the images that its kernels read, and the copies that fill them.
+
+    Copies are made early, and kept, for so many kernels ahead.
+    """
     if all(b.access not in TEXELS for kernel in plan.kernels for b in kernel.bindings):
         return plan
-    return _Images(plan).placed()
+    return _Images(plan, ahead).placed()
 
 
 class _Images:
     """Which image holds what as kernels run; a copy is known by its buffer and access."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, ahead: int) -> None:
+        self.plan, self.ahead = plan, ahead
         self.images: list[Image] = []
         self.free: list[int] = []
         self.held: dict[tuple[int, str], int] = {}
@@ -144,7 +147,7 @@ class _Images:
 
     def _ahead(self, k: int) -> Iterator[int]:
         """Kernel k and the next ones in the same loops."""
-        for j in range(k, min(k + AHEAD, len(self.plan.kernels))):
+        for j in range(k, min(k + self.ahead, len(self.plan.kernels))):
             if self.around[j] != self.around[k]:
                 break
             yield j

@@ -179,3 +179,8 @@ class Plan:
         placed = {b.place: b.nbytes for b in self.buffers if b.place[0] not in apart}
         images = sum(image.nbytes for image in self.images)
         return sum(placed.values()) + sum(self.arena) + sum(self.packs) + images
+
+    @property
+    def total_bytes(self) -> int:
+        """What a call would take if no memory were used twice."""
+        return self.peak_bytes - sum(self.arena) + self.scratch_bytes

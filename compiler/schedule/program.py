@@ -182,14 +182,23 @@ class Program:
         pairs = self.pairs(lambda output, input_: True)
         return {*pairs, *pairs.values()}
 
+    def copy(self) -> Program:
+        """A program whose values and steps can change without this one's."""
+        program = copy.copy(self)
+        program.values, program.steps = list(self.values), list(self.steps)
+        return program
+
+    def ordered(self, steps: Sequence[Step]) -> Program:
+        """The program with other steps, in a legal order."""
+        program = self.copy()
+        program.steps, program.before = list(steps), dependencies(steps)
+        return program
+
     def merged(self, found: Sequence[Merged]) -> Program:
         """The program with merged steps in place of their parts."""
         from .horizontal import contract
 
-        program = copy.copy(self)
-        program.steps = contract(self.steps, self.before, found)
-        program.before = dependencies(program.steps)
-        return program
+        return self.ordered(contract(self.steps, self.before, found))
 
     def orders(self) -> list[list[int]]:
         """Legal orders to choose from, the plainest first."""
