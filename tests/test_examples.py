@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -38,3 +40,50 @@ def test_lstm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last = example("lstm").main(40, (str(tmp_path / "text.txt"),))
     assert last < 2.5  # guessing: log(29) = 3.4
     assert "the model writes" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(300)
+def test_lora(tmp_path: Path) -> None:
+    right, before, after = example("lora").main(120, tmp_path)
+    assert right > 0.9
+    assert before < 0.6
+    assert after > before + 0.2
+
+
+@pytest.mark.timeout(300)
+def test_diffusion(tmp_path: Path) -> None:
+    assert example("diffusion").main(2, tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(300)
+def test_bert(tmp_path: Path) -> None:
+    lines = example("bert").main(2, tmp_path)
+    assert [len(line) for line in lines] == [42, 24, 9]
+    assert "_" not in lines[2]
+
+
+@pytest.mark.timeout(300)
+def test_data_parallel(tmp_path: Path) -> None:
+    assert example("data_parallel").main(30, tmp_path) < 1.5  # guessing: 2.3
+
+
+@pytest.mark.models
+@pytest.mark.timeout(300)
+def test_data_parallel_in_two_processes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    command = [
+        sys.executable,
+        "-m",
+        "eggpu.distributed",
+        "2",
+        str(EXAMPLES / "data_parallel.py"),
+        "10",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    expected = example("data_parallel").main(10, tmp_path)
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("process"))
+    assert [line[:27] for line in lines] == [f"process {k} of 2 (gloo): loss" for k in (0, 1)]
+    assert abs(float(lines[0].split()[-1]) - expected) < 1e-4
