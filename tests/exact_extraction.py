@@ -15,7 +15,11 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
 from eggpu.compiler.egraph.graph import CONTRACT, GET, LEAF, RED, STORABLE, VIEW, Problem
+from eggpu.compiler.egraph.greedy import node_costs
+from eggpu.compiler.egraph.orbits import colors
 from eggpu.compiler.egraph.price import Pricer
+from eggpu.compiler.egraph.search import Effort, Search
+from eggpu.compiler.egraph.start import start
 
 STORED = 0  # the number of "some other kernel", during enumeration
 
@@ -27,6 +31,28 @@ class Option:
     outs: tuple[int, ...]
     operands: frozenset[int]
     cost: float
+
+
+def tree_cost(p: Problem, pricer: Pricer) -> float:
+    """The cost of the usual way: e-nodes of least tree cost, which counts what is shared once for
+    each reader; then kernels by fusion."""
+    cost = node_costs(p, pricer, fused=False)
+    total: dict[int, float] = {}
+    choice = [nodes[0] if len(nodes) == 1 else -1 for nodes in p.candidates]
+    changed = True
+    while changed:
+        changed = False
+        for c in p.live:
+            for n in p.candidates[c]:
+                if any(k not in total for k in p.kids[n]):
+                    continue
+                price = cost[n] + sum(total[k] for k in set(p.kids[n]))
+                if c not in total or price < total[c] - 1e-9 * abs(price):
+                    total[c], choice[c], changed = price, n, True
+    search = Search(start(p, pricer, choice), Effort(kicks=()), colors(p))
+    for kind in ("inline", "merge", "sibling"):
+        search.sweep(kind)
+    return search.draft.cost
 
 
 def best_cost(p: Problem, pricer: Pricer, outputs: int = 2, limit: int = 1_000_000) -> float:

@@ -50,7 +50,7 @@ from eggpu.compiler.tracing import trace
 from eggpu.compiler.types import Type, f32, i32, parse_type
 
 sys.path.insert(0, str(Path(__file__).parent))
-from exact_extraction import best_cost
+from exact_extraction import best_cost, tree_cost
 
 TARGETS = (FLOOR, LLVMPIPE)
 
@@ -93,6 +93,26 @@ def mlp_step(x, t, w0, w1):
     return value, w0 - 0.1 * g0, w1 - 0.1 * g1
 
 
+def residual_norm(x, y, weight):
+    h = x + y
+    return h, h * rsqrt(mean(h * h, -1, keepdims=True) + 1e-5) * weight
+
+
+def two_directions(x):
+    """Sums along both axes of values of which one is stored."""
+    y = relu(x)
+    return y, total(y, 0), total(y * x, 1)
+
+
+def gated(x, gate, up):
+    return F.silu(x @ gate) * (x @ up)
+
+
+def momentum(w, m, v, g):
+    m, v = m * 0.9 + g * 0.1, v * 0.99 + g * g * 0.01
+    return w - m * rsqrt(v + 1e-8) * 0.1, m, v
+
+
 PROGRAMS = {
     "softmax": (F.softmax, "f32[512, 1024]"),
     "softmax_vjp": (softmax_vjp, "f32[512, 1024]", "f32[512, 1024]"),
@@ -103,6 +123,10 @@ PROGRAMS = {
         "f32[1024]",
     ),
     "batch_norm": (batch_norm, "f32[32, 64, 32, 32]"),
+    "residual_norm": (residual_norm, "f32[512, 1024]", "f32[512, 1024]", "f32[1024]"),
+    "two_directions": (two_directions, "f32[512, 1024]"),
+    "gated": (gated, "f32[512, 1024]", "f32[1024, 1024]", "f32[1024, 1024]"),
+    "momentum": (momentum, *["f32[512, 1024]"] * 4),
     "mlp_step": (mlp_step, "f32[128, 256]", "f32[128, 16]", "f32[256, 256]", "f32[256, 16]"),
 }  # fmt: skip
 LARGER = {
@@ -191,20 +215,27 @@ def test_near_the_optimum(name: str, target: Target) -> None:
     pricer = Pricer(p, target)
     search, _ = improve(p, pricer, 6)
     assert search.draft.cost <= 1.02 * best_cost(p, pricer)
+    assert search.draft.cost <= tree_cost(p, pricer) + 1e-6
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.kind)
-def test_random_graphs_are_near_the_optimum(target: Target) -> None:
-    gaps = []
-    for seed in range(12):
+@pytest.mark.parametrize("seeds", [range(10), range(10, 20), range(20, 30)], ids=str)
+def test_random_graphs_are_near_the_optimum(target: Target, seeds: range) -> None:
+    for seed in seeds:
         graph, pairs = random_program(np.random.default_rng(seed))
-        snapshot = with_equal(graph, *pairs)
-        cost = check(graph, target, snapshot)
-        p = problem(snapshot, target.max_bindings)
-        gaps.append(cost / best_cost(p, Pricer(p, target)) - 1)
-    gaps.sort()
-    assert gaps[-2] <= 0.02
-    assert gaps[-1] <= 0.06
+        p = problem(with_equal(graph, *pairs), target.max_bindings)
+        pricer = Pricer(p, target)
+        search, _ = improve(p, pricer, 6)
+        cost = search.draft.check()
+        assert cost <= 1.02 * best_cost(p, pricer, outputs=3), f"seed {seed}"
+        assert cost <= tree_cost(p, pricer) + 1e-6, f"seed {seed}"
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.kind)
+def test_random_graphs_keep_their_values(target: Target) -> None:
+    for seed in range(6):
+        graph, pairs = random_program(np.random.default_rng(seed))
+        check(graph, target, with_equal(graph, *pairs))
 
 
 def random_program(rng: np.random.Generator) -> tuple[Graph, list[tuple[Node, Node]]]:
@@ -251,7 +282,7 @@ def test_programs_keep_their_values(name: str, target: Target) -> None:
 
 
 @pytest.mark.parametrize(("name", "kernels"), [
-    ("softmax", 1), ("softmax_vjp", 1), ("layer_norm", 1), ("layer_norm_vjp", 3),
+    ("softmax", 1), ("softmax_vjp", 1), ("layer_norm", 1), ("layer_norm_vjp", 2),
     ("linear_relu", 1), ("weight_step", 2),
 ])  # fmt: skip
 def test_kernels_on_a_gpu(name: str, kernels: int) -> None:

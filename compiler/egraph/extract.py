@@ -66,13 +66,18 @@ def improve(p: Problem, pricer: Pricer, effort: int) -> tuple[Search, Totals]:
     bounds, color = _effort(effort, len(p.live)), colors(p)
     fused = two_step(p, pricer, color)
     two_steps = totals(fused)
-    draft = start(p, pricer, greedy(p, node_costs(p, pricer, fused=True)))
-    search = Search(draft, bounds, color)
+    choice = greedy(p, node_costs(p, pricer, fused=True))
+    found = [_searched(start(p, pricer, choice), b, color) for b in bounds]
+    best = min(found, key=lambda s: s.draft.cost)  # the first of equals
+    if fused.cost < best.draft.cost:
+        best = _searched(fused, bounds[0], color)
+    return best, two_steps
+
+
+def _searched(draft: Draft, effort: Effort, color: list[int]) -> Search:
+    search = Search(draft, effort, color)
     search.run()
-    if fused.cost < draft.cost:
-        search = Search(fused, bounds, color)
-        search.run()
-    return search, two_steps
+    return search
 
 
 def _report(
@@ -96,15 +101,20 @@ def _report(
     )
 
 
-def _effort(rounds: int, classes: int) -> Effort:
-    kicks: tuple[MoveKind, ...] = ("tuple", "flip", "store", "split")
+def _effort(rounds: int, classes: int) -> list[Effort]:
+    """How to search: programs that are not large in two ways, of which the better one counts."""
+    kicks: tuple[MoveKind, ...] = ("tuple", "flip", "store", "split", "stage")
     if rounds > 6:
-        return Effort(rounds, kicks, 8, descent=120, near_misses=1000, enough=1e-6)
+        return [Effort(rounds, kicks, 8, descent=120, near_misses=1000, enough=1e-6)]
     if rounds < 2:
-        return Effort(rounds, kicks=())
-    if classes < SMALL:
-        return Effort(rounds, kicks, steepest=classes < TINY)
-    return Effort(rounds, kicks[:3], hope=0.5)
+        return [Effort(rounds, kicks=())]
+    if classes >= SMALL:
+        return [Effort(rounds, kicks[:3], hope=0.5)]
+    tiny = classes < TINY
+    return [
+        Effort(rounds, kicks, steepest=tiny, slack=0.5 if tiny else 0.01),
+        Effort(rounds, kicks[:4], steepest=tiny, wide=False),
+    ]
 
 
 def as_traced(graph: Graph, target: Target) -> Totals:

@@ -7,8 +7,9 @@ merge       its kernel and a reader's become one
 sibling     two kernels with a common operand become one
 twin        two kernels with as many elements become one
 flip        another e-node
-put         a kernel nearby stores it: one that computes or reads it, or makes its operands
+put         a kernel nearby stores it: one that computes or reads it, or makes or reads its operands
 store       a kernel of its own stores it
+stage       a reduction and what is reduced, where it is used again, get a kernel of their own
 split       its kernel falls apart: every output and anchor gets a kernel of its own
 """
 
@@ -22,7 +23,7 @@ from .legal import MOST_OUTPUTS
 from .plan import NEW, Draft, Move
 
 MoveKind = Literal[
-    "tuple", "adopt", "inline", "merge", "sibling", "twin", "flip", "put", "store", "split"
+    "tuple", "adopt", "inline", "merge", "sibling", "twin", "flip", "put", "store", "stage", "split"
 ]
 Key = tuple[object, ...]
 COMPUTED = frozenset((EW, RED, CONTRACT))
@@ -31,9 +32,11 @@ CROWD = 16  # readers of one operand beyond which they are not tried as siblings
 
 
 class Moves:
-    """Generates moves for a draft; `color` names orbits."""
+    """Generates moves for a draft; `color` names orbits. When `wide`, kernels that read an operand
+    of a class are nearby as well."""
 
-    def __init__(self, draft: Draft, color: list[int]) -> None:
+    def __init__(self, draft: Draft, color: list[int], wide: bool = False) -> None:
+        self.wide = wide
         self.draft, self.p, self.color = draft, draft.p, color
         self.views: dict[int, list[tuple[int, int]]] = {}  # of a class: (class, e-node)
         self.refresh()
@@ -78,6 +81,8 @@ class Moves:
                 return iter(self._put(c))
             case "store":
                 return iter(self._store(c))
+            case "stage":
+                return iter(self._stage(c))
             case "split":
                 return iter(self._split(c))
 
@@ -160,6 +165,20 @@ class Moves:
         role = self.p.role[d.choice[c]]
         return [((), Move(put=((c, NEW),)))] if role in ANCHORS or role in (EW, MOVE) else []
 
+    def _stage(self, c: int) -> list[tuple[Key, Move]]:
+        d, p = self.draft, self.p
+        n = d.choice[c]
+        if n < 0 or p.role[n] != RED or not self.is_live(c):
+            return []
+        k = d.kern[c]
+        if len(d.inside[c]) == 1 and k >= 0 and len(d.kernels[k].outs) == 1:
+            return []
+        (x,) = p.kids[n] or (-1,)
+        if x < 0 or d.kern[x] >= 0 or p.role[d.choice[x]] not in (EW, MOVE):
+            return []
+        again = any(u != c and self.is_live(u) and d.choice[u] == m for u, m in self.users[x])
+        return [((), Move(together=(c, x)))] if again else []
+
     def _split(self, c: int) -> list[tuple[Key, Move]]:
         d, k = self.draft, self.draft.kern[c]
         if k < 0 or d.kernels[k].outs[0] != c:
@@ -178,6 +197,9 @@ class Moves:
         if role not in ANCHORS and role not in (EW, TRANS, MOVE):
             return []
         near = self._makers(n) | d.inside[c] | d.readers[c]
+        for k in p.kids[n] if self.wide else ():
+            if len(d.readers[k]) <= CROWD:
+                near |= d.readers[k]
         if role == RED:
             near |= self._same_rows(near, n)
         return [

@@ -22,12 +22,13 @@ NEW = -1  # a kernel of its own, in Move.put
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change to try: other e-nodes, classes no longer stored, classes stored by a kernel, kernels
-    made one."""
+    """A change to try: other e-nodes, classes no longer stored, classes stored by a kernel, classes
+    stored by a new kernel together, kernels made one."""
 
     flips: tuple[tuple[int, int], ...] = ()
     drop: tuple[int, ...] = ()
     put: tuple[tuple[int, int], ...] = ()
+    together: tuple[int, ...] = ()
     merge: tuple[int, int] | None = None
 
 

@@ -8,7 +8,7 @@ counts, never by a clock: equal inputs give equal results.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from .graph import ANCHORS, BCAST, GET, TRANS, VIEW
@@ -28,6 +28,7 @@ SWEEPS: tuple[MoveKind, ...] = (
     "tuple",
     "put",
     "store",
+    "stage",
     "twin",
 )
 CROWD = 8  # kernels that compute a value
@@ -43,8 +44,10 @@ class Effort:
     representatives: int = 4  # distinct states of an orbit
     accepted: int = 6  # moves in a row around one class
     descent: int = 40  # accepted moves after a kick
+    wide: bool = True  # values are put into kernels that read what they are computed from
     steepest: bool = False  # the best of all moves after a kick, not the best around one class
     patience: int = 60  # kicks in a row that gain nothing, after which a sweep ends
+    slack: float = 0.01  # of the program's cost, what a kick may lose at first
     hope: float = math.inf  # of the price of the kernels that a kick changes, what it may lose
     near_misses: int = 24  # kicks a round on moves that lost by little
     enough: float = 1e-4  # a round that gains less ends the search
@@ -56,7 +59,7 @@ class Search:
     def __init__(self, draft: Draft, effort: Effort, color: list[int] | None = None) -> None:
         self.draft, self.p, self.effort = draft, draft.p, effort
         self.color = color or colors(draft.p)
-        self.moves = Moves(draft, self.color)
+        self.moves = Moves(draft, self.color, effort.wide)
         order = order_of(draft.p, draft.choice)
         assert order is not None
         position = {c: i for i, c in enumerate(order)}
@@ -72,16 +75,19 @@ class Search:
         self.done: dict[tuple[MoveKind, bool, int], int] = {}
         self.missed: dict[tuple[MoveKind, int, Key], tuple[float, int]] = {}
         self.kicked: dict[tuple[MoveKind, int, Key], int] = {}
+        self.sweeps = [kind for kind in SWEEPS if effort.wide or kind != "stage"]
         self.failed = 0  # kicks in a row that gained nothing
         launch = draft.pricer.target.profile.launch
-        self.slack = max(10 * launch, 0.01 * draft.cost)  # how much a kick may lose at first
+        self.slack = max(
+            10 * launch, effort.slack * draft.cost
+        )  # how much a kick may lose at first
         self.launch = launch
 
     def run(self) -> None:
         """Rounds of sweeps and kicks until one gains next to nothing."""
         for _ in range(self.effort.rounds):
             before = self.draft.cost
-            accepted = sum(self.sweep(kind) for kind in SWEEPS)
+            accepted = sum(self.sweep(kind) for kind in self.sweeps)
             if self.effort.kicks:
                 accepted += (
                     sum(self.sweep(kind, kick=True) for kind in self.effort.kicks)
@@ -179,6 +185,9 @@ class Search:
         if trial(d, move, force=True) and not (bounded and self._hopeless(d.cost - mark.cost)):
             touched = set(d.touched)
             if self.effort.steepest:
+                if self.effort.wide:
+                    # what it stored stays so at first: else to take it back is the best move
+                    self.descend_steepest(touched, {*move.together, *(c for c, _ in move.put)})
                 self.descend_steepest(touched)
             else:
                 # what was put last: to take the kick back must not be what is tried first
@@ -212,28 +221,42 @@ class Search:
                 waiting.update(new)
                 queue.extend(new)
 
-    def descend_steepest(self, touched: set[int]) -> None:
-        """Accept the best of all moves around a few classes again and again."""
+    def descend_steepest(self, touched: set[int], kept: Collection[int] = ()) -> None:
+        """Accept the best of all moves around a few classes again and again. Kernels of `kept`
+        classes stay, and store them."""
         d = self.draft
         for _ in range(self.effort.descent):
-            move = self._best(sorted(c for c in touched if d.kern[c] >= 0))
+            move = self._best(sorted(c for c in touched if d.kern[c] >= 0), kept)
             if move is None or not trial(d, move):
                 return
             touched |= d.touched
 
-    def _best(self, classes: Iterable[int]) -> Move | None:
-        """The move around some classes that gains most."""
+    def _best(self, classes: Iterable[int], kept: Collection[int] = ()) -> Move | None:
+        """The move around some classes that gains most and takes no `kept` class from its
+        kernel."""
         d = self.draft
         mark, best, gain = d.mark(), None, EPSILON
+        if self.effort.steepest:
+            self.moves.refresh()
         for c in classes:
             if not self.moves.is_live(c):
                 continue
-            for kind in LOCAL:
+            for kind in (*LOCAL, "twin") if self.effort.steepest else LOCAL:
                 for _, move in self.moves.around(c, kind):
+                    if kept and self._takes(move, kept):
+                        continue
                     if trial(d, move, least=gain):
                         best, gain = move, mark.cost - d.cost
                         d.rollback(mark)
         return best
+
+    def _takes(self, move: Move, kept: Collection[int]) -> bool:
+        """Does a move end the kernel of a kept class, or its being stored."""
+        kern = self.draft.kern
+        ends = move.merge or ()
+        return any(c in move.drop or kern[c] in ends for c in kept) or any(
+            c in kept for c, _ in move.put
+        )
 
     def kick_near_misses(self) -> int:
         """Kick with the moves that lost by little, least loss first; how many were accepted."""

@@ -87,6 +87,10 @@ class Step:
             self.store(c, -1)
         for c, k in move.put:
             self.store(c, d.new_kernel() if k == NEW else k)
+        if move.together:
+            new = d.new_kernel()
+            for c in move.together:
+                self.store(c, new)
         if move.merge:
             self._merge(*move.merge)
         return len(self.dirty) <= MOST_DIRTY
