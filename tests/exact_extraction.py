@@ -214,14 +214,14 @@ def _cycle(chosen: list[Option]) -> list[int]:
     """A short cycle of stored classes, each computed from the next one; or none."""
     reads = {c: sorted(o.operands) for o in chosen for c in o.outs}
     best: list[int] = []
-    for start in sorted(reads):
+    for first in sorted(reads):
         before: dict[int, int] = {}
-        queue = [start]
+        queue = [first]
         for c in queue:  # breadth first, grows while it is walked
             for o in reads[c]:
-                if o == start:
+                if o == first:
                     path = [c]
-                    while path[-1] != start:
+                    while path[-1] != first:
                         path.append(before[path[-1]])
                     if not best or len(path) < len(best):
                         best = path[::-1]
