@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
 from eggpu.compiler.schedule.tile import NVIDIA_WORKGROUP_BYTES, candidates, fold
 from eggpu.compiler.schedule.tile_attention import attention_candidates
-from eggpu.compiler.schedule.tile_rows import ROWS_CPU
+from eggpu.compiler.schedule.tile_rows import ROWS
 
 NVIDIA = replace(FLOOR, max_workgroup_bytes=64 << 10, max_invocations=1024, subgroup=32)
 
@@ -34,7 +34,7 @@ def test_candidates_are_legal(
         assert max(tile.grid) <= target.max_groups
         assert 0 < tile.efficiency <= 1
         v, (rows, columns) = tile.values, (n, m) if tile.swap else (m, n)
-        if tile.template == ROWS_CPU:
+        if tile.template == ROWS:
             covered = ceil(columns / (v["L"] * v["R"]))
             assert rows <= 4
         elif tile.template == "contract_cpu.wgsl.j2":

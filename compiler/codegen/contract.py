@@ -14,7 +14,7 @@ from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.selection import Group, body
 from ..schedule.space import Analysis, Space
 from ..schedule.tile import Tile, candidates
-from ..schedule.tile_rows import ROWS_CPU
+from ..schedule.tile_rows import ROWS
 from .emitter import LANE, Emitter, V, Value, aligned
 from .rewrite import partial_input, product_as_rows, replaced, summed
 from .rowwise import lower_job
@@ -104,7 +104,7 @@ class _Product:
         self, job: Job, tile: Tile, axes: tuple[str, str], partial: Scratch | None
     ) -> KernelSource:
         outputs = job.group.outputs
-        if tile.template == ROWS_CPU:
+        if tile.template == ROWS:
             from .rowgroup import row_product
 
             return row_product(job, self.a, tile, *self.dot.operands, partial)

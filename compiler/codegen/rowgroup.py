@@ -10,7 +10,7 @@ from ..ops.reduce import COMBINES, Reduce
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.space import Analysis
 from ..schedule.tile import Tile, candidates
-from ..schedule.tile_rows import ROWS_CPU
+from ..schedule.tile_rows import ROWS
 from .contract import Operand, stores_fours, vector_axis, words_each, write_tile
 from .emitter import Emitter, V, Value
 from .rowproduct import RowProduct, Section, Side
@@ -26,7 +26,8 @@ def row_group(job: Job, a: Analysis) -> KernelSource:
         for columns in dict.fromkeys(n.shape[-1] for n in a.anchors)
     ]
     narrow, (*_, m, k) = Side(rows, turned=False), rows.shape
-    product = RowProduct(job, job.target.subgroup, 1, m, k, narrow, tuple(sections))
+    lanes, along = job.target.subgroup, job.target.kind == "gpu"
+    product = RowProduct(job, lanes, 1, m, k, narrow, tuple(sections), along=along)
     return _build(job, a, product, None)
 
 
@@ -45,8 +46,8 @@ def row_product(
     assert a.anchor is not None
     each, fours = int(tile.values["R"]), bool(tile.values["fours"])  # type: ignore[arg-type]
     section = Section((a.anchor,), (wide,), many, each, fours)
-    lanes = job.target.subgroup
-    product = RowProduct(job, lanes, batch, few, k, narrow, (section,), tile.splits)
+    lanes, along, sections = job.target.subgroup, job.target.kind == "gpu", (section,)
+    product = RowProduct(job, lanes, batch, few, k, narrow, sections, tile.splits, along)
     return _build(job, a, product, partial, tile.swap)
 
 
@@ -59,7 +60,7 @@ def _section(job: Job, dots: Sequence[Node]) -> Section:
     axis = found[0] if len(set(found)) == 1 else "none"
     words = (1.0, max(words_each(job, dot.operands[1]) for dot in dots))
     tiles = candidates(job.target, 1, m, n, k, "k", axis, 200, words)
-    fits = [t for t in tiles if t.template == ROWS_CPU and t.splits == 1 and not t.swap]
+    fits = [t for t in tiles if t.template == ROWS and t.splits == 1 and not t.swap]
     each, fours = int(fits[0].values["R"]), bool(fits[0].values["fours"])  # type: ignore[arg-type]
     least = 4 if fours else 1
     wide = tuple(Side(dot.operands[1], turned=True) for dot in dots)

@@ -1,4 +1,8 @@
-"""Products with few rows on llvmpipe: lanes hold columns, and hand the rows' elements round."""
+"""Products with few rows, by subgroups.
+
+On llvmpipe lanes hold columns, and hand the rows' elements round. On GPUs they go along k, so that
+neighbours read neighbours, and add up at the end.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from ..index import Index, index, unflatten, variable
 from ..ir import Node
 from ..schedule.kernel import KernelSource
 from ..schedule.tile import fold
-from ..schedule.tile_rows import ROWS_CPU
+from ..schedule.tile_rows import ROWS
 from .emitter import Emitter, V, Value
 from .factors import Term, terms
 from .source import Job, finish
@@ -34,6 +38,10 @@ class Statistics(Protocol):
 
 RowStore = Callable[[Emitter, "Section", Sequence[Index], Sequence[Value]], None]
 """Stores the values of a section's products at (batch, split, row, column)."""
+
+
+Totals = Sequence[Sequence[Sequence[str]]]
+"""Names of sums by product, row and column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +71,6 @@ class Section:
     def width(self) -> int:
         return 4 if self.fours else 1
 
-    def tiles(self, lanes: int) -> int:
-        """Workgroups for all columns."""
-        return -(-self.columns // (lanes * self.each))
-
 
 @dataclass(frozen=True, slots=True)
 class RowProduct:
@@ -80,11 +84,20 @@ class RowProduct:
     narrow: Side
     sections: tuple[Section, ...]
     splits: int = 1
+    along: bool = False  # lanes go along k, and add up what each has of every column
 
     @property
     def block(self) -> int:
-        """Steps of k for which the lanes hold a row's elements."""
-        return 4 * self.lanes
+        """Steps of k for which the lanes hold a row's elements, or that a lane takes at a time."""
+        return (8 if self.k % 8 == 0 else 4) if self.along else 4 * self.lanes
+
+    def span(self, s: Section) -> int:
+        """Columns of a workgroup."""
+        return s.each if self.along else s.each * self.lanes
+
+    def tiles(self, s: Section) -> int:
+        """Workgroups for all columns."""
+        return -(-s.columns // self.span(s))
 
     def build(self, em: Emitter, write: RowStore, statistics: Statistics) -> KernelSource:
         """The kernel, with statements in `em`."""
@@ -93,7 +106,7 @@ class RowProduct:
         statistics.emit(em)
         first = 0
         for section in self.sections:
-            count = section.tiles(self.lanes) * self.batch * self.splits
+            count = self.tiles(section) * self.batch * self.splits
             inside = f"tile >= {first}u && tile < {first + count}u"
             whole = len(self.sections) == 1
             with nullcontext() if whole else em.block(f"if ({inside})"):
@@ -102,47 +115,87 @@ class RowProduct:
         grid = fold(first, self.job.target.max_groups)
         filled = {"body": em.text, "L": self.lanes, "tiles": first, "width": grid[0]}
         workgroup, features = (self.lanes, 1, 1), ("subgroup",)
-        return finish(self.job, em, ROWS_CPU, filled, grid, workgroup, features=features)
+        return finish(self.job, em, ROWS, filled, grid, workgroup, features=features)
 
     def _section(
         self, em: Emitter, s: Section, first: int, write: RowStore, statistics: Statistics
     ) -> None:
-        lane, tiles = variable("lane", self.lanes), s.tiles(self.lanes)
+        tiles = self.tiles(s)
         own = f"(tile - {first}u)" if first else "tile"
         unit = em.variable("unit", tiles, f"{own} % {tiles}u")
         batch = em.variable("batch", self.batch, f"{own} / {tiles}u % {self.batch}u")
         split = em.variable("split", self.splits, f"{own} / {tiles * self.batch}u")
-        columns = self._columns(em, s, unit, lane)
+        columns = self._columns(em, s, unit)
         totals = [
             [[self._total(em, s, (d, r, c)) for c in range(len(columns))] for r in range(self.rows)]
             for d in range(len(s.dots))
         ]
         self._loop(em, _Block(self, s, statistics, batch, columns, totals), split)
         em.fours = False
-        for r in range(self.rows):
-            for c, column in enumerate(columns):
-                with self._inside(em, s, tiles, c):
-                    values = [Value(of[r][c], s.fours, em.depth) for of in totals]
-                    write(em, s, (batch, split, index(r), column), values)
+        if self.along:
+            self._write_added(em, s, (batch, split, unit), totals, write)
+        else:
+            self._write_each(em, s, (batch, split), columns, totals, write)
         em.fours = True
 
-    def _columns(self, em: Emitter, s: Section, unit: Index, lane: Index) -> list[Index]:
+    def _write_each(
+        self, em: Emitter, s: Section, at: tuple[Index, Index], columns: Sequence[Index],
+        totals: Totals, write: RowStore,
+    ) -> None:  # fmt: skip
+        """Store what each lane has."""
+        for r in range(self.rows):
+            for c, column in enumerate(columns):
+                with self._inside(em, s, c):
+                    values = [Value(of[r][c], s.fours, em.depth) for of in totals]
+                    write(em, s, (*at, index(r), column), values)
+
+    def _write_added(
+        self, em: Emitter, s: Section, at: tuple[Index, Index, Index], totals: Totals,
+        write: RowStore,
+    ) -> None:  # fmt: skip
+        """Add up over the lanes; then lane c stores column c."""
+        batch, split, unit = at
+        names: list[list[str]] = []
+        for d, of in enumerate(totals):
+            names.append([])
+            for r, row in enumerate(of):
+                em.line(f"var all{d}_{r} = subgroupAdd({row[0]});")
+                names[d].append(f"all{d}_{r}")
+                for c, total in enumerate(row[1:], 1):
+                    em.line(f"let sum{d}_{r}_{c} = subgroupAdd({total});")
+                    em.line(f"all{d}_{r} = select(all{d}_{r}, sum{d}_{r}_{c}, lane == {c}u);")
+        member = em.variable("member", s.each, f"min(lane, {s.each - 1}u)")
+        column = unit * s.each + member
+        inside = f"lane < {s.each}u"
+        if column.hi >= s.columns:
+            inside += f" && {em.index(column).text} < {s.columns}u"
+            text = f"min({em.index(column).text}, {s.columns - 1}u)"
+            column = em.variable("own_column", s.columns, text)
+        with em.block(f"if ({inside})"):
+            for r in range(self.rows):
+                values = [Value(of[r], False, em.depth) for of in names]
+                write(em, s, (batch, split, index(r), column), values)
+
+    def _columns(self, em: Emitter, s: Section, unit: Index) -> list[Index]:
         """The columns of an invocation; those beyond the last are the last again."""
         extent, each = s.columns // s.width, s.each // s.width
+        lane = variable("lane", self.lanes)
         out: list[Index] = []
         for c in range(each):
             at = unit * (self.lanes * each) + (c * self.lanes + lane)
+            if self.along:
+                at = unit * each + c
             if at.hi >= extent:
                 at = em.variable(f"column{c}", extent, f"min({em.index(at).text}, {extent - 1}u)")
             out.append(at * 4 + V if s.fours else at)
         return out
 
-    def _inside(self, em: Emitter, s: Section, tiles: int, c: int):  # noqa: ANN202
+    def _inside(self, em: Emitter, s: Section, c: int):  # noqa: ANN202
         """A block for column c of an invocation, unless it can only be in range."""
-        span = self.lanes * s.each
+        span = self.span(s)
         if s.columns % span == 0:
             return nullcontext()
-        unit = f"unit * {span // s.width}u + " if tiles > 1 else ""
+        unit = f"unit * {span // s.width}u + " if self.tiles(s) > 1 else ""
         return em.block(f"if ({unit}lane + {c * self.lanes}u < {s.columns // s.width}u)")
 
     def _total(self, em: Emitter, s: Section, numbers: tuple[int, ...]) -> str:
@@ -152,6 +205,10 @@ class RowProduct:
 
     def _loop(self, em: Emitter, whole: _Block, split: Index) -> None:
         blocks, splits = self.k // self.block, self.splits
+        if self.along:
+            with em.block(f"for (var kb = lane; kb < {blocks}u; kb += {self.lanes}u)"):
+                whole.emit(em, em.variable("kb", blocks) * self.block, self.block)
+            return
         share = -(-blocks // splits)
         if blocks:
             begin = f"{em.index(split * share).text}" if splits > 1 else "0u"
@@ -173,7 +230,7 @@ class _Block:
     statistics: Statistics
     batch: Index
     columns: Sequence[Index]
-    totals: Sequence[Sequence[Sequence[str]]]
+    totals: Totals
 
     def emit(self, em: Emitter, k0: Index, steps: int) -> None:
         """The statements for `steps` steps from k0 on."""
@@ -181,13 +238,23 @@ class _Block:
         lane = variable("lane", p.lanes)
         if steps < p.block:
             lane = em.variable("lane_in", steps // 4, f"min(lane, {steps // 4 - 1}u)")
-        given = [self._handed(em, r, k0 + lane * 4 + V, steps) for r in range(p.rows)]
+        if p.along:
+            given = [self._own(em, r, k0, steps) for r in range(p.rows)]
+        else:
+            given = [self._handed(em, r, k0 + lane * 4 + V, steps) for r in range(p.rows)]
         for d in range(len(self.section.dots)):
             longest, done = self._run(em, d, k0), 0
             while done < steps:
                 run = min(longest, steps - done)
                 self._add(em, d, given, k0, done, run)
                 done += run
+
+    def _own(self, em: Emitter, row: int, k0: Index, steps: int) -> list[str]:
+        """The row's element at each step of the lane."""
+        p, node = self.product, self.product.narrow.node
+        self.statistics.bind(em, row)
+        values = [em.value(node, p.narrow.at(self.batch, index(row), k0 + j)) for j in range(steps)]
+        return [em.splat(v, node.dtype, vector=False) for v in values]
 
     def _handed(self, em: Emitter, row: int, k: Index, steps: int) -> list[str]:
         """The row's element at each step, in all lanes; a lane loads those at k."""

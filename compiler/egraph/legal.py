@@ -203,6 +203,9 @@ class Legality:
         """The space of a product with few rows: after reductions of these rows, beside products of
         the same."""
         p, (rows, *_, matrix) = self.p, self.p.kids[n]
+        together = matrix in b.space and p.role[b.choice[matrix]] == TRANS
+        if self.target.kind == "gpu" and not together:
+            return None  # neighbours along k do not lie together
         if b.space.get(matrix, PURE) != PURE or b.space.get(rows, PURE) not in (PURE, FULL):
             return None
         if any(p.kids[b.choice[x]][0] != rows for x in b.anchors):

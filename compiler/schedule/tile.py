@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from .target import Target
-from .tile_rows import PACKED, UNPACK, row_tiles
+from .tile_rows import PACKED, UNPACK, lane_tiles, row_tiles
 
 NVIDIA_WORKGROUP_BYTES = 48 << 10  # more hangs in the NVIDIA driver, without an error
 
@@ -111,6 +111,8 @@ def candidates(
         tiles.extend(_shared_tiles(target, product))
         tiles.extend(_row_tiles(target, product))
         tiles.extend(_row_tiles(target, product.swapped()))
+        tiles.extend(lane_tiles(target, product))
+        tiles.extend(lane_tiles(target, product.swapped()))
     tiles.sort(key=lambda tile: (-tile.efficiency, tile.splits, tile.swap, tile.grid))
     return tiles[:count]
 
@@ -296,6 +298,7 @@ def _row_tiles(target: Target, product: Product) -> Iterator[Tile]:
     p = product
     if p.m > 4:
         return
+    rate = 0.3 if p.words[1] >= PACKED else 0.1  # words are loaded again for each of their fields
     shapes = ((4, 32), (2, 64), (1, 128)) if p.b_axis == "k" else ((8, 16), (16, 8), (8, 32))
     for across, along in shapes:
         threads = across * along
@@ -316,7 +319,7 @@ def _row_tiles(target: Target, product: Product) -> Iterator[Tile]:
                 grid=grid,
                 workgroup=(threads, 1, 1),
                 workgroup_bytes=nbytes,
-                efficiency=0.3 * useful * busy * (_SPLIT_COST if splits > 1 else 1.0),
+                efficiency=rate * useful * busy * (_SPLIT_COST if splits > 1 else 1.0),
                 splits=splits,
                 swap=p.swap,
             )

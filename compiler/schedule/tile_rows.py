@@ -1,4 +1,4 @@
-"""Tilings of products with few rows on llvmpipe: what counts is reading the wide operand once."""
+"""Tilings of products with few rows: what counts is reading the wide operand once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from .target import Target
 if TYPE_CHECKING:
     from .tile import Product, Tile
 
-ROWS_CPU = "contract_row_cpu.wgsl.j2"
+ROWS = "contract_rows.wgsl.j2"
 MOST_ROWS = 4
+SUBGROUPS = 264  # that keep a large GPU busy
 PACKED = 0.75  # words an element, below which several are in a word
 
 # measured nanoseconds of one core for 8 lanes
@@ -25,7 +26,38 @@ def shares_rows(target: Target, rows: Sequence[int], result: Sequence[int]) -> b
     also computes statistics of the rows."""
     *lead, m, k = rows
     few = prod(lead) == 1 and 1 <= m <= MOST_ROWS and k % 4 == 0 and k > 0 and result[-1] > 0
-    return few and target.kind == "cpu" and target.subgroup > 0
+    return few and has_subgroups(target)
+
+
+def has_subgroups(target: Target) -> bool:
+    """Whether kernels may use subgroups of a known size."""
+    return target.subgroup > 1 and (target.kind == "cpu" or "subgroup" in target.features)
+
+
+def lane_tiles(target: Target, product: Product) -> Iterator[Tile]:
+    """Tilings for GPUs where elements of the wide operand along k lie together: a subgroup has some
+    columns."""
+    from .tile import Tile, fold
+
+    p = product
+    if p.m > MOST_ROWS or p.k % 4 or p.b_axis == "n" or not has_subgroups(target):
+        return
+    for each in (1, 2, 4):
+        tiles = p.batch * ceil(p.n / each)
+        if tiles > target.max_groups**2:
+            continue
+        grid = fold(tiles, target.max_groups)
+        busy = min(1.0, tiles / SUBGROUPS)
+        yield Tile(
+            template=ROWS,
+            params=(("L", target.subgroup), ("R", each), ("fours", False), ("splits", 1),
+                    ("grid", grid)),
+            grid=grid,
+            workgroup=(target.subgroup, 1, 1),
+            workgroup_bytes=0,
+            efficiency=0.3 * busy * (1 - 0.2 / each),
+            swap=p.swap,
+        )
 
 
 def row_tiles(target: Target, product: Product) -> Iterator[Tile]:
@@ -49,7 +81,7 @@ def row_tiles(target: Target, product: Product) -> Iterator[Tile]:
             grid = fold(tiles * splits, target.max_groups)
             spent = _spent(p, each, fours, tiles, splits, lanes)
             yield Tile(
-                template=ROWS_CPU,
+                template=ROWS,
                 params=(
                     ("L", lanes),
                     ("R", each),
