@@ -310,3 +310,37 @@ def test_a_compiled_step_with_states_and_dropout() -> None:
     ):
         atol = 1e-6 + 3e-5 * float(np.abs(right).max())
         np.testing.assert_allclose(value.numpy(), right, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["block", "gpt", "vit"])
+def test_dropout_in_transformers(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    x: Any = rng.standard_normal((2, 5, 8)).astype(np.float32)
+    if kind == "block":
+        model: Any = nn.EncoderBlock(8, 2, key=0, std=0.3, dropout=0.4)
+    elif kind == "gpt":
+        model, x = nn.GPT(7, 1, 8, 2, 5, key=0, dropout=0.4), rng.integers(0, 7, (2, 5))
+    else:
+        model = nn.ViT(1, 4, 3, key=0, layers=1, width=8, heads=2, dropout=0.4)
+        x = rng.standard_normal((2, 1, 4, 4)).astype(np.float32)
+    x = eg.array(x)
+    plain = model(x).numpy()
+    np.testing.assert_array_equal(model(x).numpy(), plain)
+    one, again, other = (model.train(x, key=eg.random.key(k))[0].numpy() for k in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert (one != plain).any()
+    assert (one != other).any()
+    with pytest.raises(eg.TraceError, match="needs a key in training"):
+        model.train(x)
+
+
+def test_a_block_drops_weights_and_what_is_added() -> None:
+    block = nn.Block(8, 2, key=0, dropout=0.5)
+    x = np.random.default_rng(0).standard_normal((1, 4, 8))
+    x, key = eg.array(x.astype(np.float32)), eg.random.key(3)
+    scores, first, second = (eg.random.fold_in(key, i) for i in range(3))
+    h = x + nn.dropout(block.attention(block.norm1(x), dropout_key=scores), 0.5, first)
+    h = h + nn.dropout(block.feed_forward(block.norm2(h)), 0.5, second)
+    np.testing.assert_allclose(block.train(x, key=key)[0].numpy(), h.numpy(), 1e-6)
+    still = nn.Block(8, 2, key=0)
+    np.testing.assert_array_equal(still.train(x)[0].numpy(), still(x).numpy())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Self
 
-from eggpu.compiler.errors import ShapeMismatch, TypeMismatch
+from eggpu.compiler.errors import ShapeMismatch, TraceError, TypeMismatch
+from eggpu.compiler.library import nn as F
+from eggpu.compiler.library import random
 from eggpu.compiler.library.indexing import take_along_axis
 from eggpu.compiler.library.math import gelu, silu
 from eggpu.compiler.library.shaping import broadcast_to
@@ -65,29 +68,44 @@ class SwiGLU(Module):
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Block(Module):
-    """The pre-norm transformer block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """The pre-norm transformer block: x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    In training `dropout` of the attention weights and of what is added to x are dropped.
+    """
 
     norm1: LayerNorm
     attention: MultiHeadAttention
     norm2: LayerNorm
     feed_forward: FeedForward
+    dropout: float
 
     def __init__(
         self, width: int, heads: int, *, key: Key, hidden: int | None = None, causal: bool = True,
-        std: float = _STD, output_std: float | None = None,
+        std: float = _STD, output_std: float | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         first, second = initial.keys(key, 2)
         stds = {"std": std, "output_std": output_std}
+        how: dict[str, Any] = {"causal": causal, "dropout": dropout, **stds}
         self._set(
             norm1=LayerNorm(width),
-            attention=MultiHeadAttention(width, heads, key=first, causal=causal, **stds),
+            attention=MultiHeadAttention(width, heads, key=first, **how),
             norm2=LayerNorm(width),
             feed_forward=FeedForward(width, hidden or 4 * width, key=second, **stds),
+            dropout=float(dropout),
         )
 
     def __call__(self, x: Array) -> Array:
         x = x + self.attention(self.norm1(x))
         return x + self.feed_forward(self.norm2(x))
+
+    def train(self, x: Array, *, key: Array | None = None) -> tuple[Array, Self]:
+        """The result with dropout; needs a key unless `dropout` is 0."""
+        if not self.dropout:
+            return self(x), self
+        scores, first, second = _needed(key, 3)
+        y = self.attention(self.norm1(x), dropout_key=scores)
+        x = x + F.dropout(y, self.dropout, first)
+        return x + F.dropout(self.feed_forward(self.norm2(x)), self.dropout, second), self
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -95,9 +113,12 @@ class EncoderBlock(Block):
     """The pre-norm block in which every place sees every other."""
 
     def __init__(
-        self, width: int, heads: int, *, key: Key, hidden: int | None = None, std: float = _STD
-    ) -> None:
-        super().__init__(width, heads, key=key, hidden=hidden, causal=False, std=std)
+        self, width: int, heads: int, *, key: Key, hidden: int | None = None, std: float = _STD,
+        dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            width, heads, key=key, hidden=hidden, causal=False, std=std, dropout=dropout
+        )
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -139,7 +160,8 @@ class GPT(Module):
     """A causal language model: tokens (..., t) -> logits (..., t, vocab), t at most `context`.
 
     Learned positions, pre-norm blocks, a head of its own. Weights start as GPT-2's do: deviation
-    0.02, the layers that add to the residual 0.02 / sqrt(2 * layers), biases 0.
+    0.02, the layers that add to the residual 0.02 / sqrt(2 * layers), biases 0. In training
+    `dropout` of the embeddings and in every block is dropped.
     """
 
     tokens: Embedding
@@ -148,10 +170,12 @@ class GPT(Module):
     norm: LayerNorm
     head: Linear
     context: int
+    dropout: float
 
     def __init__(
-        self, vocab: int, layers: int, width: int, heads: int, context: int, key: Key
-    ) -> None:
+        self, vocab: int, layers: int, width: int, heads: int, context: int, key: Key,
+        dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         if layers < 0:
             raise ShapeMismatch(f"GPT needs at least 0 layers, got {layers}")
         token, position, head, *each = initial.keys(key, 3 + layers)
@@ -159,13 +183,32 @@ class GPT(Module):
         self._set(
             tokens=Embedding(vocab, width, key=token, std=_STD),
             positions=Embedding(context, width, key=position, std=_STD),
-            blocks=tuple(Block(width, heads, key=k, output_std=residual) for k in each),
+            blocks=tuple(
+                Block(width, heads, key=k, output_std=residual, dropout=dropout) for k in each
+            ),
             norm=LayerNorm(width),
             head=Linear(width, vocab, key=head, std=_STD),
             context=context,
+            dropout=float(dropout),
         )
 
     def __call__(self, tokens: Array) -> Array:
+        x = self._embedded(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def train(self, tokens: Array, *, key: Array | None = None) -> tuple[Array, Self]:
+        """The logits with dropout; needs a key unless `dropout` is 0."""
+        if not self.dropout:
+            return self(tokens), self
+        first, *each = _needed(key, 1 + len(self.blocks))
+        x = F.dropout(self._embedded(tokens), self.dropout, first)
+        for block, own in zip(self.blocks, each, strict=True):
+            x, _ = block.train(x, key=own)
+        return self.head(self.norm(x)), self
+
+    def _embedded(self, tokens: Array) -> Array:
         tokens = array(tokens)
         if tokens.ndim < 1 or tokens.dtype.kind not in "iu":
             raise TypeMismatch(f"GPT needs integer tokens (..., t), got {tokens.type}")
@@ -173,10 +216,7 @@ class GPT(Module):
         if length > self.context:
             limit = f"{self.context} tokens, its context"
             raise ShapeMismatch(f"GPT needs at most {limit}, got {length}")
-        x = self.tokens(tokens) + self.positions.weight[:length]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+        return self.tokens(tokens) + self.positions.weight[:length]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -225,3 +265,10 @@ class BERT(Module):
             index = broadcast_to(array(places).reshape((n, k, 1)), (n, k, x.shape[-1]))
             x = take_along_axis(x, index, 1)
         return self.head(self.norm(x))
+
+
+def _needed(key: Array | None, count: int) -> list[Array]:
+    """Keys of a key that training with dropout cannot do without."""
+    if key is None:
+        raise TraceError("dropout needs a key in training: model.train(x, key=key)")
+    return [random.fold_in(key, i) for i in range(count)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eggpu.compiler.errors import ShapeMismatch
+from eggpu.compiler.library import random
 from eggpu.compiler.library.math import relu
 from eggpu.compiler.library.shaping import broadcast_to, concatenate
 from eggpu.compiler.tracing import Array
@@ -126,20 +127,30 @@ class ViT(Module):
             token=initial.normal(second, (1, 1, width), 0.02),
             positions=initial.normal(third, (1, count + 1, width), 0.02),
             dropout=Dropout(dropout),
-            blocks=tuple(EncoderBlock(width, heads, key=k, std=width**-0.5) for k in each),
+            blocks=tuple(
+                EncoderBlock(width, heads, key=k, std=width**-0.5, dropout=dropout) for k in each
+            ),
             norm=LayerNorm(width),
             head=Linear(width, classes, key=last),
         )
 
-    def __call__(self, x: Array, key: Array | None = None) -> Array:
-        n, width = x.shape[0], self.token.shape[-1]
-        x = self.patches(x).reshape((n, width, -1)).swapaxes(1, 2)
-        x = concatenate([broadcast_to(self.token, (n, 1, width)), x], 1) + self.positions
-        x = self.dropout(x, key)
+    def __call__(self, x: Array) -> Array:
+        x = self._embedded(x)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)[:, 0])
 
     def train(self, x: Array, *, key: Array | None = None) -> tuple[Array, ViT]:
-        """The result in training, with dropout."""
-        return self(x, key), self
+        """The result in training, with dropout of the patches and in every block."""
+        first, *each = [
+            None if key is None else random.fold_in(key, i) for i in range(1 + len(self.blocks))
+        ]
+        x, _ = self.dropout.train(self._embedded(x), key=first)
+        for block, own in zip(self.blocks, each, strict=True):
+            x, _ = block.train(x, key=own)
+        return self.head(self.norm(x)[:, 0]), self
+
+    def _embedded(self, x: Array) -> Array:
+        n, width = x.shape[0], self.token.shape[-1]
+        x = self.patches(x).reshape((n, width, -1)).swapaxes(1, 2)
+        return concatenate([broadcast_to(self.token, (n, 1, width)), x], 1) + self.positions

@@ -94,12 +94,13 @@ def train_lora(
     text = text or saved.get("text") or [documentation()]
     trainer = _trainer(config, found, path, text, run)
     task, shown = trainer.task(run), display(run.silent)
-    new, whole = nn.count_parameters(trainer.model), nn.count_parameters(found.model)
-    trained = sum(v.size for n, v in nn.named_parameters(trainer.model).items() if "lora_" in n)
+    sizes = {n: v.size for n, v in nn.named_parameters(trainer.model).items() if "lora_" in n}
     before = trainer.evaluate()["loss"] if run.first else float("nan")
-    shown.say(f"LoRA of rank {config.rank} on {path}: {trained:,} numbers beside {whole:,}, "
-              f"{new - trained:,} of them left alone, on {run.machines}\n"
-              f"validation loss {before:.4f} nats a character before")  # fmt: skip
+    shown.say(
+        f"LoRA of rank {config.rank} on {path}: {sum(sizes.values()):,} numbers to train beside "
+        f"{nn.count_parameters(found.model):,} that stay, on {run.machines}\n"
+        f"validation loss {before:.4f} nats a character before"
+    )
     result = fit(task, run, shown)
     if not run.first:
         return result
