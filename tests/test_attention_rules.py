@@ -51,6 +51,30 @@ def by_einsum(q, k, v):
     return einsum("...qk,...kd->...qd", p, v)
 
 
+def spelled_out(q, k, v):
+    s = q @ T(k) / math.sqrt(3)
+    e = eg.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+def at_most(n):
+    return eg.arange(n)[None, :] <= eg.arange(n)[:, None]
+
+
+def below(n):
+    return eg.tril(eg.ones((n, n), "bool"))
+
+
+def carried_added(q, k, v):
+    above = np.where(np.tri(5, dtype=bool), 0.0, -1e9).astype(np.float32)
+    return over(q @ T(k) * 0.3 + eg.array(above), v)
+
+
+def band(n, width):
+    row, column = eg.arange(n)[:, None], eg.arange(n)[None, :]
+    return (column <= row) & (column > row - width)
+
+
 SPELLINGS = {
     "plain": lambda q, k, v: over(q @ T(k), v),
     "scaled scores": lambda q, k, v: over(q @ T(k) * 0.3, v),
@@ -70,6 +94,15 @@ SPELLINGS = {
     "library, window": lambda q, k, v: A(q, k, v, causal=True, window=2),
     "library, capped window": lambda q, k, v: A(q, k, v, causal=True, window=2, softcap=3.0),
     "einsum": by_einsum,
+    "spelled out": spelled_out,
+    "reciprocal of the square root": lambda q, k, v: over(q @ T(k) * 3**-0.5, v),
+    "turned key": lambda q, k, v: over(q @ T(k) * 0.3, v),
+    "values scaled": lambda q, k, v: over(q @ T(k), v * 2.0),
+    "result scaled": lambda q, k, v: over(q @ T(k) * 0.3, v) * 2.0,
+    "less or equal": lambda q, k, v: over(eg.where(at_most(5), q @ T(k), -1e9), v),
+    "lower triangle": lambda q, k, v: over(eg.where(below(5), q @ T(k), -math.inf), v),
+    "carried, added": carried_added,
+    "window by and": lambda q, k, v: over(eg.where(band(5, 2), q @ T(k) * 0.3, -1e9), v),
 }
 
 
@@ -133,6 +166,34 @@ def test_masks_biases_and_offsets_are_kept(name):
     assert {(op.causal, op.offset, op.window, op.extra) for op in ops} == {options}
 
 
+MANY = ["f32[2, 2, 17, 3]"] * 3  # more rows than have kernels that know rows without keys
+
+
+def over_wrong_sum(q, k, v):
+    e = eg.exp(q @ T(k) - (q @ T(k)).max(-1, keepdims=True))
+    return e / e.sum(-2, keepdims=True) @ v
+
+
+def over_wrong_maximum(q, k, v):
+    e = eg.exp(q @ T(k) - (q @ T(k)).max(-2, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+def with_epsilon(q, k, v):
+    e = eg.exp(q @ T(k) - (q @ T(k)).max(-1, keepdims=True))
+    return e / (e.sum(-1, keepdims=True) + 1e-6) @ v
+
+
+def unshifted(q, k, v):
+    e = eg.exp(q @ T(k))
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+def a_sink(q, k, v):
+    s = eg.concatenate([q @ T(k), eg.zeros((2, 2, 5, 1))], -1)
+    return softmax(s, -1)[..., :5] @ v
+
+
 def masked(q, k, v, m, fill):
     return over(eg.where(m, q @ T(k), fill), v)
 
@@ -142,14 +203,39 @@ def dropped(q, k, v, m):
 
 
 NOT_ATTENTION = {
-    "NaN for rows without keys": (partial(masked, fill=-math.inf), [*QKV, "bool" + SCORES]),
+    "NaN for rows without keys": (
+        partial(masked, fill=-math.inf), [*MANY, "bool[2, 2, 17, 17]"]),
     "the mean for rows without keys": (partial(masked, fill=-1e9), [*QKV, "bool" + SCORES]),
-    "the first query sees nothing": (lambda q, k, v: masked(q, k, v, causal(5, -1), -1e9), QKV),
+    "the first query sees nothing": (
+        lambda q, k, v: masked(q, k, v, causal(17, -1), -1e9), MANY),
     "hidden scores count": (lambda q, k, v: masked(q, k, v, causal(5), -10.0), QKV),
     "a bias may be -inf": (lambda q, k, v, m: over(q @ T(k) + m, v), [*QKV, "f32" + SCORES]),
     "softmax over queries": (lambda q, k, v: softmax(q @ T(k), -2) @ v, QKV),
     "dropout": (dropped, [*QKV, "f32" + SCORES]),
-}
+    "a mask after softmax": (
+        lambda q, k, v: eg.where(causal(5), softmax(q @ T(k), -1), 0.0) @ v, QKV),
+    "a scale for each head": (
+        lambda q, k, v, c: over(q @ T(k) * c, v), [*QKV, "f32[2, 1, 1]"]),
+    "a scale for each key": (
+        lambda q, k, v, c: over(q @ T(k) * c, v), [*QKV, "f32[5]"]),
+    "a sum over queries": (over_wrong_sum, QKV),
+    "a maximum over queries": (over_wrong_maximum, QKV),
+    "a sum and a bit": (with_epsilon, QKV),
+    "no maximum": (unshifted, QKV),
+    "a sink": (a_sink, QKV),
+    "sigmoid": (lambda q, k, v: eg.sigmoid(q @ T(k)) @ v, QKV),
+    "softmax twice": (lambda q, k, v: over(softmax(q @ T(k), -1), v), QKV),
+    "logarithms": (lambda q, k, v: log_softmax(q @ T(k), -1) @ v, QKV),
+    "sums of probabilities": (lambda q, k, v: eg.cumsum(softmax(q @ T(k), -1), -1) @ v, QKV),
+    "squares of probabilities": (lambda q, k, v: softmax(q @ T(k), -1) ** 2 @ v, QKV),
+    "squares of scores": (lambda q, k, v: over((q @ T(k)) ** 2, v), QKV),
+    "a tangent without its scale": (lambda q, k, v: over(eg.tanh(q @ T(k)) + 1.0, v), QKV),
+    "hidden scores are 0": (lambda q, k, v: masked(q, k, v, causal(5), 0.0), QKV),
+    "two arrays of scores": (
+        lambda q, k, v: over(eg.where(causal(5), q @ T(k), k @ T(q)), v), QKV),
+    "distances": (
+        lambda q, k, v: over(-((q[..., :, None, :] - k[..., None, :, :]) ** 2).sum(-1), v), QKV),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NOT_ATTENTION)

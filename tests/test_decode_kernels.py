@@ -48,7 +48,7 @@ def form(request: pytest.FixtureRequest) -> str:
 def attend(form: str, q: Node, k: Node, v: Node, *rest: Node, **changes: object) -> Node:
     """One form's result for operands and attributes."""
     plain = {"scale": q.shape[-1] ** -0.5, "causal": False, "offset": 0, "window": 0}
-    plain |= {"softcap": 0.0, "extra": "none", "group": 1, "bounded": False}
+    plain |= {"softcap": 0.0, "extra": "none", "group": 1, "bounded": False, "empty": "zero"}
     return get(make(FORMS[form](**{**plain, **changes}), q, k, v, *rest), 0)
 
 
@@ -84,13 +84,16 @@ BOUNDS = {
 }
 
 
+@pytest.mark.parametrize("empty", ["zero", "nan", "mean"])
 @pytest.mark.parametrize("name", BOUNDS)
-def test_only_keys_within_bounds_count(device, target, form, name):
+def test_only_keys_within_bounds_count(device, target, form, name, empty):
+    if empty != "zero" and name not in ("no keys", "one key"):
+        return
     q, k, v = heads((2,), 2, 37, 16, 16)
     bounds = given(3, (2, 2, 1), i32), given(4, (2, 2, 1), i32)
     first, end = (np.array([b, b[::-1]], np.int32) for b in BOUNDS[name])
     args = [*map(values, (q, k, v)), first, end]
-    out = attend(form, q, k, v, *bounds, bounded=True)
+    out = attend(form, q, k, v, *bounds, bounded=True, empty=empty)
     check(device, target, [q, k, v, *bounds], [out], args, tol=3e-6)
 
 

@@ -1,5 +1,7 @@
 """Every rewrite rule: equal values, a match, and no match where its conditions do not hold."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,8 @@ REFUSED = {
     "causal-broadcast": {"s": (2, 1, 4)},
     "keys-not-below": {"a": 1.0},
     "keys-not-from": {"a": 4.0},
+    "keys-above": {"a": 4.0},
+    "keys-under": {"a": 1.0},
     "keys-reshape": {"t": (4, 10)},
     "keys-broadcast": {"s": (1, 4, 1)},
     "keys-back": {"e": "i32[2, 4, 2]", "t": (8, 2), "s": (2, 4, 2)},
@@ -88,6 +92,36 @@ REFUSED = {
         for case, x in (
             ("", ""), ("-mask", "bool[2, 17, 4]"), ("-bias", "f32[2, 17, 4]"),
             ("-bounds", "(Between a b s)"), ("-bounds-mask", "(And (Between a b s) m)"),
+        )
+    },
+    **{
+        f"weights-{name}": {
+            "q": "f32[2, 17, 3]", "m": m, "x": x, "f": "i32[2, 17, 1]", "g": "i32[2, 17, 1]",
+            "s": (2, 17, 4),
+        }
+        for name, m, x in (
+            ("mask-nan", "bool[2, 17, 4]", ""),
+            ("bounds-nan", "(Between f g s)", ""),
+            ("bounds-mask-nan", "(And (Between f g s) x)", "bool[2, 17, 4]"),
+            ("bounds-bias-nan", "(Between f g s)", "f32[2, 17, 4]"),
+            ("bounds-bias", "(Between f g s)", "f32[2, 17, 4]"),
+        )
+    },
+    "weights-bounds-mean": {"d": -math.inf},
+    "decode-phases-nan": {"k": "f32[2, 65537, 3]", "v": "f32[2, 65537, 6]",
+                          "x": "bool[2, 4, 65537]"},
+    "decode-phases-keys": {"k": "f32[2, 65537, 3]", "v": "f32[2, 65537, 6]"},
+    "decode-phases-keys-extra": {"k": "f32[2, 65537, 3]", "v": "f32[2, 65537, 6]",
+                                 "x": "bool[2, 4, 65537]"},
+    # 18 rows in a group
+    **{
+        f"group-heads{kind}": {"q": "f32[2, 18, 2, 3]", "x": "f32[2, 18, 2, 4]",
+                               "d": (2, 2, 9, 4, 3), "f": (2, 18, 4, 3), "p": (2, 2, 9, 4, 5),
+                               "s": (2, 18, 4, 5), "low": "i32[2, 18, 2, 1]",
+                               "high": "i32[2, 18, 2, 1]"}
+        for kind in (
+            "", "-extra", *(f"-{form}{case}" for form in ("online", "phases", "split")
+                            for case in ("", "-bounds", "-extra", "-bounds-extra")),
         )
     },
     "mask-by-adding": {"f": -100.0},

@@ -129,7 +129,10 @@ class _Decode:
         whole, sum_ = reduce("sum", share * part, (0,)), reduce("sum", share * total, (0,))
         zero = full(0, sum_.shape, sum_.dtype)
         got = next(n for n in self.a.body if isinstance(n.op, Get))
-        out = reshape(E.select(E.eq(sum_, zero), zero, whole / sum_), got.shape)
+        out = whole / sum_  # NaN for a row without keys
+        if self.op.empty != "nan":
+            out = E.select(E.eq(sum_, zero), zero, out)
+        out = reshape(out, got.shape)
         out = E.cast(out, got.dtype)
         memory = {**self.job.memory, **dict(zip(given, (parts, tops, sums), strict=True))}
         return replaced(self.job, self.job.group.outputs, {got: out}, memory)
@@ -180,7 +183,7 @@ class _Decode:
             "scale": op.scale, "causal": op.causal, "offset": op.offset,
             "window": op.window or None, "softcap": op.softcap or None,
             "has_mask": op.extra == "mask", "has_bias": op.extra == "bias",
-            "group": op.group, "bounded": op.bounded,
+            "group": op.group, "bounded": op.bounded, "empty": op.empty,
         }  # fmt: skip
 
     def _vectors(self, operands: dict[str, Operand]) -> dict[str, bool]:

@@ -17,7 +17,7 @@ from .encode import encode
 from .language import form_of
 from .near import look
 from .report import EGraphReport, Round
-from .rules.named import NAMED
+from .rules.named import NAMED, WEIGHTS
 from .saturate import Options, Run, language_of, prepare, run_phases
 from .snapshot import Snapshot
 from .terms import Class, Frozen, freeze, snapshot
@@ -128,7 +128,7 @@ def _attention(frozen: Frozen, softmax: set[Class]) -> dict[str, tuple[int, int]
         if isinstance(enode.op, Get):
             results[enode.kids[0]] = results.get(enode.kids[0], 0) + 1
     used = {e.kids[0] for e in frozen.enodes if isinstance(e.op, Dot)} & softmax
-    forward = {p for name in ("Weights", "WeightsX") for _, p in frozen.named[name]} & used
+    forward = {p for name in WEIGHTS for _, p in frozen.named[name]} & used
     differentiated = {kids[0] for kids, _ in frozen.named["SoftmaxGrad"]} & used
     backward = {kids[3] for kids, _ in frozen.named["ScoreGrad"] if results.get(kids[0], 0)} & used
     counts = {

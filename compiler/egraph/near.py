@@ -19,6 +19,7 @@ from ..ops.reduce import Reduce
 from ..schedule.selection import Selection
 from .outcome import ExtractionReport
 from .report import EGraphReport
+from .rules.named import WEIGHTS
 from .snapshot import Snapshot
 from .terms import Class, Frozen
 
@@ -101,7 +102,7 @@ def look(
     p = _Program(frozen, graph, {n: frozen.nodes[i] for i, n in enumerate(order)})
     missed: dict[NearMiss, None] = {}
     possible: list[Possible] = []
-    weights = p.stones["Weights"] | p.stones["WeightsX"]
+    weights = set[Class]().union(*(p.stones[name] for name in WEIGHTS))
     softmax = {cls: kids[0] for s in ("Softmax", "SafeSoftmax") for kids, cls in frozen.named[s]}
     for cls, x in softmax.items():
         products = [n for n in p.readers.get(cls, ()) if _reads(n, p.nodes.get(cls, ()))]
@@ -114,7 +115,7 @@ def look(
         else:
             missed.update(dict.fromkeys(_after(p, cls, x)))
     missed.update(dict.fromkeys(_unshifted(p, set(softmax))))
-    missed.update(dict.fromkeys(_backward(p, weights)))
+    missed.update(dict.fromkeys(_backward(p, p.stones["Weights"] | p.stones["WeightsX"])))
     return sorted(missed, key=lambda m: (m.at, m.what, m.why)), possible
 
 

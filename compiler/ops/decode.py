@@ -26,10 +26,13 @@ class DecodeBase(AttentionBase):
     group:   query heads that share the keys: row r is query r % (t // group) of one of them
     bounded: key j counts where first <= j < end, which are i32 (..., t, 1) and read from memory:
              the kernel reads no other keys
+    empty:   what a row without keys gives: "zero"; "nan", as plain softmax of -inf; or the "mean"
+             of all values, as softmax of one huge negative number (bounded rows without masks)
     """
 
     group: int
     bounded: bool
+    empty: str
 
     @property
     def computes_operands(self) -> bool:
@@ -54,6 +57,8 @@ class DecodeBase(AttentionBase):
         ):
             needed = f"bounds i32{list(column)}"
             raise ShapeMismatch(f"{self.name} of q {q} needs {needed}, got {list(bounds)}")
+        if self.empty == "mean" and (self.extra != "none" or self.causal or not self.bounded):
+            raise ShapeMismatch(f"{self.name} of means needs bounds and no other mask")
         if self.group < 1 or q.shape[-2] % self.group:
             raise ShapeMismatch(f"{self.name} needs rows that {self.group} heads divide, got {q}")
         return TupleType((Type((*q.shape[:-1], v.shape[-1]), q.dtype),))
@@ -65,7 +70,13 @@ class DecodeBase(AttentionBase):
             if bounds:
                 j = np.arange(k.shape[-2])
                 s = np.where((bounds[0] <= j) & (j < bounds[1]), s, -math.inf).astype(q.dtype)
-            return (np.matmul(probabilities(s)[0], v).astype(q.dtype),)
+            p, total, _ = probabilities(s)
+            if self.empty == "mean":
+                none = bounds[0].clip(0, s.shape[-1]) >= bounds[1].clip(0, s.shape[-1])
+                p = np.where(none, 1 / s.shape[-1], p)
+            elif self.empty == "nan":
+                p = np.where(total == 0, math.nan, p)
+            return (np.matmul(p.astype(q.dtype), v).astype(q.dtype),)
 
     def flops(self, result: TupleType, q: Type, k: Type, v: Type, *rest: Type) -> int:  # type: ignore[override]
         pairs = math.prod(q.shape[:-1]) * k.shape[-2]

@@ -529,7 +529,7 @@ def _attention() -> Iterator[Sample]:
 def decode_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
     """Attributes and operands of attention of few rows: q, k, v, bounds, and a mask or a bias."""
     plain: dict[str, object] = {"scale": 0.5, "causal": False, "offset": 0, "window": 0}
-    plain |= {"softcap": 0.0, "extra": "none", "group": 1, "bounded": True}
+    plain |= {"softcap": 0.0, "extra": "none", "group": 1, "bounded": True, "empty": "zero"}
     for change, (lead, t, s, d, e) in (
         ({}, ((2,), 1, 9, 4, 4)),
         ({"bounded": False}, ((), 2, 9, 3, 5)),
@@ -537,6 +537,8 @@ def decode_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
         ({"group": 2, "causal": True, "offset": 5}, ((1,), 4, 9, 4, 8)),
         ({"group": 2, "extra": "mask"}, ((2,), 2, 9, 4, 4)),
         ({"extra": "bias", "softcap": 3.0}, ((1,), 2, 9, 4, 4)),
+        ({"empty": "nan"}, ((2,), 3, 9, 4, 4)),
+        ({"empty": "mean"}, ((2,), 3, 9, 4, 4)),
     ):
         shape = (*lead, t, 1)
         first = integers(*shape, low=-2, high=4)

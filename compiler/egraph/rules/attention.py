@@ -67,6 +67,29 @@ WEIGHTS = (
           f'(WeightsX q {_K} b c 0 0 0 u "bias")', *_LAST, relaxed=True),
 )  # fmt: skip
 
+# Few rows of queries have kernels that know bounds of the keys, and give what plain softmax gives
+# for a row without keys: NaN when hidden scores are -inf, the mean of the values when they are one
+# huge negative number.
+_FEW = ("(= z (shape q))", "(= e (vec-length z))", f"(<= (vec-get z (- e 2)) {MOST_ROWS})")
+_KEYS = "(= m (Between f g s))"
+_KEYS_AND = "(= m (And* (Between f g s) x))"
+_BIASED = f"(Select m (Add* {_S} x) -inf)"
+FEW = (
+    _rule("weights-mask-nan",        f"(Softmax (Select m {_S} -inf) a)",
+          f"(WeightsN q {_K} m c 0 0 0 u)", *_LAST, *_FEW, "(= 0 (structured m))"),
+    _rule("weights-bounds-nan",      f"(Softmax (Select m {_S} -inf) a)",
+          f'(WeightsB q {_K} f g c 0 0 0 u "nan")', *_LAST, *_FEW, _KEYS),
+    _rule("weights-bounds-mean",     f"(Softmax (Select m {_S} #d) a)",
+          f'(WeightsB q {_K} f g c 0 0 0 u "mean")', *_LAST, *_FEW, _KEYS, "(<= d -1e9)",
+          "(< -1e300 d)"),
+    _rule("weights-bounds-mask-nan", f"(Softmax (Select m {_S} -inf) a)",
+          f'(WeightsBX q {_K} f g x c 0 0 0 u "mask" "nan")', *_LAST, *_FEW, _KEYS_AND),
+    _rule("weights-bounds-bias-nan", f"(Softmax {_BIASED} a)",
+          f'(WeightsBX q {_K} f g x c 0 0 0 u "bias" "nan")', *_LAST, *_FEW, _KEYS),
+    _rule("weights-bounds-bias",     f"(SafeSoftmax {_BIASED} a)",
+          f'(WeightsBX q {_K} f g x c 0 0 0 u "bias" "zero")', *_LAST, *_FEW, _KEYS),
+)  # fmt: skip
+
 KERNELS = (
     _rule("attention",       "(Dot (Weights q k c h i w u) v)",
           '(Get (Attention q k v c h i w u "none") 0)'),
@@ -76,26 +99,79 @@ KERNELS = (
 
 # Few rows of queries over many keys: three kernels more. A mask that bounds the keys is read as its
 # bounds, and no key beyond them.
-_FEW = ("(= z (shape q))", "(= e (vec-length z))", f"(<= (vec-get z (- e 2)) {MOST_ROWS})")
-_LONGEST = {"Phases": ("(= j (shape k))", f"(<= (vec-get j (- e 2)) {MOST_PHASE_KEYS})")}
+_LONGEST_GROUP = {"Phases": (f"(<= (vec-get j (- e 2)) {MOST_PHASE_KEYS})",)}
+_LONGEST = {"Phases": ("(= j (shape k))", "(= l (vec-length j))",
+                       f"(<= (vec-get j (- l 2)) {MOST_PHASE_KEYS})")}  # fmt: skip
 _MASKED = '(Get (Attention q k v x c h i w u "mask") 0)'
 DECODE = tuple(
-    _rule(f"decode-{form.lower()}{case}", left, f"(Get (Attention{form} {right}) 0)", *_FEW,
-          *_LONGEST.get(form, ()), *when)
+    _rule(f"decode-{form.lower()}{case}", left, f"(Get (Attention{form} {right}) 0)",
+          *(_FEW if left.startswith("(Get") else ()), *_LONGEST.get(form, ()), *when)
     for form in ("Online", "Phases", "Split")
     for case, left, right, when in (
-        ("", '(Get (Attention q k v c h i w u "none") 0)', 'q k v c h i w u "none" 1 0', ()),
-        ("-mask", _MASKED, 'q k v x c h i w u "mask" 1 0', ()),
+        ("", '(Get (Attention q k v c h i w u "none") 0)', 'q k v c h i w u "none" 1 0 "zero"', ()),
+        ("-mask", _MASKED, 'q k v x c h i w u "mask" 1 0 "zero"', ()),
         ("-bias", '(Get (Attention q k v x c h i w u "bias") 0)',
-         'q k v x c h i w u "bias" 1 0', ()),
-        ("-bounds", _MASKED, 'q k v a b c h i w u "none" 1 1', ("(= x (Between a b s))",)),
-        ("-bounds-mask", _MASKED, 'q k v a b m c h i w u "mask" 1 1',
+         'q k v x c h i w u "bias" 1 0 "zero"', ()),
+        ("-bounds", _MASKED, 'q k v a b c h i w u "none" 1 1 "zero"',
+         ("(= x (Between a b s))",)),
+        ("-bounds-mask", _MASKED, 'q k v a b m c h i w u "mask" 1 1 "zero"',
          ("(= x (And* (Between a b s) m))",)),
+        ("-nan", "(Dot (WeightsN q k x c h i w u) v)", 'q k v x c h i w u "mask" 1 0 "nan"', ()),
+        ("-keys", "(Dot (WeightsB q k f g c h i w u p) v)",
+         'q k v f g c h i w u "none" 1 1 p', ()),
+        ("-keys-extra", "(Dot (WeightsBX q k f g x c h i w u y p) v)",
+         "q k v f g x c h i w u y 1 1 p", ()),
     )
+)  # fmt: skip
+
+# Query heads that share a head of keys become rows of one attention: keys are not repeated. The
+# heads of k stand on axis -3 and are repeated by broadcasting an axis of 1 after them.
+_REPEATED = "(Reshape (Broadcast (Reshape {0} {1}) {2}) {3})"
+_HEADS = ("(= z (shape q))", "(= e (vec-length z))", "(<= 3 e)", "(= j (shape k))",
+          "(= e (vec-length j))", "(= l (vec-get j (- e 3)))", "(< 0 l)",
+          "(= g (/ (vec-get z (- e 3)) l))", f"(<= (* g (vec-get z (- e 2))) {MOST_ROWS})",
+          "(= r (vec-set (vec-set z (- e 3) l) (- e 2) (* g (vec-get z (- e 2)))))",
+          "(= o (shape root))")  # fmt: skip
+
+
+def _repeats(name: str, before: str, after: str, whole: str) -> tuple[str, ...]:
+    """An array of l heads is repeated g times: its shapes with an axis of 1, with g, and all."""
+    return (f"(= (+ e 1) (vec-length {before}))", f"(= 1 (vec-get {before} (- e 2)))",
+            f"(= l (vec-get {before} (- e 3)))", f"(= {after} (vec-set {before} (- e 2) g))",
+            f"(= {whole} (vec-set (shape {name}) (- e 3) (vec-get z (- e 3))))")  # fmt: skip
+
+
+_SAME = f"q {_REPEATED.format('k', 'b', 'd', 'f')} {_REPEATED.format('v', 'm', 'p', 's')}"
+_GROUPED = f"(Attention {_SAME}"
+_TURNED = "(Reshape low line) (Reshape high line) "
+_LINES = ("(= line (vec-set r (- e 1) 1))",)
+_PAIRS = ("(= t (vec-set r (- e 1) (vec-get j (- e 2))))",)
+_SHARED = (*_HEADS, *_repeats("k", "b", "d", "f"), *_repeats("v", "m", "p", "s"))
+GROUPS = (
+    _rule("group-heads",       f'(Get {_GROUPED} c 0 i 0 u "none") 0)',
+          '(Reshape (Get (Attention (Reshape q r) k v c 0 i 0 u "none") 0) o)', *_SHARED),
+    _rule("group-heads-extra", f'(Get {_GROUPED} x c 0 i 0 u y) 0)',
+          "(Reshape (Get (Attention (Reshape q r) k v (Reshape x t) c 0 i 0 u y) 0) o)", *_SHARED,
+          *_PAIRS),
+    *(
+        _rule(f"group-heads-{form.lower()}{case}",
+              f"(Get (Attention{form} {_SAME} {operands}c h i w u {kind} 1 {bounded} none) 0)",
+              f"(Reshape (Get (Attention{form} (Reshape q r) k v {rows}c h i w u {kind} g "
+              f"{bounded} none) 0) o)", *_SHARED, *_LONGEST_GROUP.get(form, ()), *when)
+        for form in ("Online", "Phases", "Split")
+        for case, operands, rows, kind, bounded, when in (
+            ("", "", "", '"none"', 0, ()),
+            ("-bounds", "low high ", _TURNED, '"none"', 1, _LINES),
+            ("-extra", "x ", "(Reshape x t) ", "y", 0, _PAIRS),
+            ("-bounds-extra", "low high x ", _TURNED + "(Reshape x t) ", "y", 1,
+             (*_LINES, *_PAIRS)),
+        )
+    ),
 )  # fmt: skip
 
 _QK = {"q": "f32[2, 4, 3]", "kt": "f32[2, 3, 4]", "k": "f32[2, 4, 3]", "v": "f32[2, 4, 6]",
        "c": 0.5, "u": 0.0, "d": 0.25, "a": (2,)}  # fmt: skip
+_UNMASKED = {"h": 0, "i": 0, "w": 0}
 _ROWS = {**_QK, "s": (2, 4, 4), "o": -1.0, "m": "bool[2, 4, 4]", "b": "f32[2, 4, 4]"}
 _FILL = {**_QK, "s": (2, 4, 4), "o": 1.0, "f": -1e9}
 _BANDED = {**_FILL, "o": 0.0, "p": -2.0}
@@ -104,11 +180,30 @@ _BANDED = {**_FILL, "o": 0.0, "p": -2.0}
 def _decode_sample(name: str) -> dict[str, object]:
     sample = {**_QK, "h": 1, "i": 1, "w": 2, "u": 3.0, "s": (2, 4, 4), "m": "bool[2, 4, 4]"}
     kind = name.split("-", 2)[2] if name.count("-") > 1 else ""
+    if kind in ("nan", "keys", "keys-extra"):
+        more = {"f": "i32[2, 4, 1]", "g": "i32[2, 4, 1]", "x": "bool[2, 4, 4]", "y": "mask"}
+        return {**sample, **more, "p": "mean" if kind == "keys" else "nan", **_UNMASKED}
     x = {"mask": "bool[2, 4, 4]", "bias": "f32[2, 4, 4]", "bounds": "(Between a b s)",
          "bounds-mask": "(And (Between a b s) m)"}  # fmt: skip
     if kind.startswith("bounds"):
         sample |= {"a": "i32[2, 4, 1]", "b": "i32[2, 4, 1]"}
     return {**sample, "x": x[kind]} if kind else sample
+
+
+_GROUP = {"q": "f32[2, 6, 2, 3]", "k": "f32[2, 2, 4, 3]", "v": "f32[2, 2, 4, 5]",
+          "b": (2, 2, 1, 4, 3), "d": (2, 2, 3, 4, 3), "f": (2, 6, 4, 3), "m": (2, 2, 1, 4, 5),
+          "p": (2, 2, 3, 4, 5), "s": (2, 6, 4, 5), "c": 0.5, "i": 1, "u": 3.0, "h": 1, "w": 2,
+          "x": "f32[2, 6, 2, 4]", "y": "bias", "none": "zero", "low": "i32[2, 6, 2, 1]",
+          "high": "i32[2, 6, 2, 1]"}  # fmt: skip
+
+
+def _few_sample(name: str) -> dict[str, object]:
+    if name == "weights-mask-nan":
+        return {**_QK, "m": "bool[2, 4, 4]"}
+    bounds = {"f": "i32[2, 4, 1]", "g": "i32[2, 4, 1]", "s": (2, 4, 4), "d": -1e9}
+    extra = "f32[2, 4, 4]" if "bias" in name else "bool[2, 4, 4]"
+    keys = "(And (Between f g s) x)" if "mask" in name else "(Between f g s)"
+    return {**_QK, **bounds, "x": extra, "m": keys}
 
 
 SAMPLES = {
@@ -123,5 +218,7 @@ SAMPLES = {
     "attention": {**_QK, "h": 1, "i": 1, "w": 2, "u": 3.0},
     "attention-extra": {**_QK, "x": "bool[2, 4, 4]", "h": 1, "i": 0, "w": 0, "y": "mask"},
     **{r.name: _decode_sample(r.name) for r in DECODE},
+    **{r.name: _few_sample(r.name) for r in FEW},
+    **{r.name: _GROUP for r in GROUPS},
 }
-RULES = with_samples((*SCORES, *WEIGHTS, *KERNELS, *DECODE), SAMPLES)
+RULES = with_samples((*SCORES, *WEIGHTS, *FEW, *KERNELS, *DECODE, *GROUPS), SAMPLES)

@@ -79,6 +79,12 @@ BOUNDS = (
           "(= b (to-f64 (vec-get s (- r 1))))"),
     _rule("keys-not-from",   "(Not (Between f #a s))", '(Between (Full 0.0 "i32" c) f s)',
           "(= r (vec-length s))", "(<= (to-f64 (vec-get s (- r 1))) a)", "(= c (shape f))"),
+    # the opposites, for choices that are written the other way round
+    _rule("keys-above",      "(Between e #a s)", '(Not (Between (Full 0.0 "i32" c) e s))',
+          "(= r (vec-length s))", "(<= (to-f64 (vec-get s (- r 1))) a)", "(= c (shape e))"),
+    _rule("keys-under",      "(Between #a e s)", '(Not (Between e (Full b "i32" c) s))',
+          "(<= a 0.0)", "(= r (vec-length s))", "(= c (shape e))",
+          "(= b (to-f64 (vec-get s (- r 1))))"),
     _rule("keys-and",        "(And (Between a b s) (Between c d s))",
           "(Between (Maximum a c) (Minimum b d) s)"),
     _rule("keys-and-mask",   "(And* (And* (Between a b s) m) (Between c d s))",
@@ -107,6 +113,8 @@ VIEWS = tuple(
 
 # Adding 0 or a huge negative number is choosing the score or that number.
 CHOICES = (
+    _rule("choose-truth", "(Select m x y)", "m", '(= x (Full 1.0 "bool" s))',
+          '(= y (Full 0.0 "bool" s))'),
     _rule("mask-by-adding", "(Add* x (Select m 0.0 #f))", "(Select m x (const f x))",
           "(<= f -1e9)"),
 )  # fmt: skip
@@ -146,10 +154,18 @@ SAMPLES = {
     **{r.name: _N for r in BOUNDS[:8]},
     "keys-not-below": {"s": (2, 4, 5), "a": 0.0, "e": "i32[2, 4, 1]"},
     "keys-not-from": {"s": (2, 4, 5), "a": 5.0, "f": "i32[2, 4, 1]"},
+    "keys-above": {"s": (2, 4, 5), "a": 5.0, "e": "i32[2, 4, 1]"},
+    "keys-under": {"s": (2, 4, 5), "a": 0.0, "e": "i32[2, 4, 1]"},
     "keys-and keys-and-mask": _B,
     "keys-back": {"e": "i32[2, 4, 1]", "t": (8, 1), "s": (2, 4, 1)},
     "keys-reshape": {"a": "i32[2, 4, 1]", "b": "i32[2, 4, 1]", "s": (2, 4, 5), "t": (8, 5)},
     "keys-broadcast": {"a": "i32[1, 4, 1]", "b": "i32[1, 4, 1]", "s": (1, 4, 5), "t": (3, 4, 5)},
+    "choose-truth": {
+        "m": "bool[3, 4]",
+        "s": (3, 4),
+        "x": '(Full 1.0 "bool" s)',
+        "y": '(Full 0.0 "bool" s)',
+    },
     "mask-by-adding": {"x": "f32[4, 5]", "m": "bool[4, 5]", "f": -1e9},
 }
 RULES = with_samples((*POSITIONS, *TRIANGLES, *BOUNDS, *VIEWS, *CHOICES), SAMPLES)

@@ -15,6 +15,7 @@ from ...ir import Node, make
 from ...ops import broadcast as spread
 from ...ops import cast, dot, full, iota, reduce, swap
 from ...ops import elementwise as E
+from ...ops.decode import AttentionOnline
 from ...ops.fused import Attention, AttentionBackward, get
 from ...types import DTYPES, i32
 
@@ -91,10 +92,29 @@ def _weights(q: Node, k: Node, *rest: object) -> Node:
     )
     scale, causal, offset, window, softcap, *kind = options
     op = Attention(scale, bool(causal), offset, window, softcap, *(kind or ["none"]))  # type: ignore[arg-type]
+    return get(make(op, q, k, _unit(q, k), *extra), 0)
+
+
+def _unit(q: Node, k: Node) -> Node:
     n = k.shape[-2]
     square = (*k.shape[:-2], n, n)
-    unit = cast(E.eq(_index(square, -1, 0, "i32"), _index(square, -2, 0, "i32")), q.dtype)
-    return get(make(op, q, k, unit, *extra), 0)
+    return cast(E.eq(_index(square, -1, 0, "i32"), _index(square, -2, 0, "i32")), q.dtype)
+
+
+def _mask_weights(q: Node, k: Node, mask: Node, *options: float) -> Node:
+    scale, causal, offset, window, softcap = options
+    base = (scale, bool(causal), int(offset), int(window), softcap)
+    return get(make(AttentionOnline(*base, "mask", 1, False, "nan"), q, k, _unit(q, k), mask), 0)
+
+
+def _bounded_weights(q: Node, k: Node, *rest: Node | float | str) -> Node:
+    """As `_weights`, of keys within bounds."""
+    operands = [r for r in rest if isinstance(r, Node)]
+    scale, causal, offset, window, softcap, *kind = [r for r in rest if not isinstance(r, Node)]
+    extra, empty = ("none", *kind)[-2:]
+    base = (scale, bool(causal), offset, window, softcap)
+    op = AttentionOnline(*base, extra, 1, True, empty)  # type: ignore[arg-type]
+    return get(make(op, q, k, _unit(q, k), *operands), 0)
 
 
 def _score_grad(t: Node, q: Node, k: Node, p: Node, do: Node, factor: float, scale: float) -> Node:
@@ -133,6 +153,8 @@ def _picked(x: Node, ids: Node, axes: Ints) -> Node:
 
 
 _WEIGHTS = ("f64", "i64", "i64", "i64", "f64")  # scale, causal, offset, window, softcap
+# the probabilities of an attention
+WEIGHTS = ("Weights", "WeightsX", "WeightsN", "WeightsB", "WeightsBX")
 NAMED = {
     n.name: n
     for n in (
@@ -150,6 +172,10 @@ NAMED = {
         Named("Scores", 2, ("f64", "f64"), _scores),
         Named("Weights", 2, _WEIGHTS, _weights),
         Named("WeightsX", 3, (*_WEIGHTS, "String"), _weights),
+        # of few rows: NaN for rows without keys; keys within bounds; those and a mask or bias
+        Named("WeightsN", 3, _WEIGHTS, _mask_weights),
+        Named("WeightsB", 4, (*_WEIGHTS, "String"), _bounded_weights),
+        Named("WeightsBX", 5, (*_WEIGHTS, "String", "String"), _bounded_weights),
         Named("ScoreGrad", 5, ("f64", "f64"), _score_grad, sorts=("Tup", "T", "T", "T", "T")),
         Named("Mean", 1, ("Ints",), _mean),
         Named("LayerNorm", 1, ("Ints", "f64"), _layer_norm, "layer norm"),
