@@ -16,7 +16,7 @@ from eggpu import cache
 from eggpu.compiler import pytree
 from eggpu.compiler.errors import TraceError
 from eggpu.compiler.ir import Graph
-from eggpu.compiler.pipeline import Compilation, Options, compile_graph, timed
+from eggpu.compiler.pipeline import Compilation, Options, Tuner, compile_graph, timed
 from eggpu.compiler.tracing import Array, Traced, array, leaf_type, parameter_names, trace_call
 from eggpu.compiler.types import Type
 from eggpu.profiles import measured
@@ -92,6 +92,15 @@ def _buffer(leaf: Any, on: Device) -> DeviceBuffer:
     return on.upload(np.asarray(leaf).astype(t.dtype.numpy, copy=False))
 
 
+def _tuner(options: Options) -> Tuner | None:
+    """What times tilings, if that is asked for."""
+    if not options.tune:
+        return None
+    from eggpu.tuning import tuned
+
+    return tuned
+
+
 @dataclass
 class _Version:
     """One signature's program. `passes` is there when it was compiled in this process, not taken from the cache."""
@@ -112,7 +121,9 @@ class _Version:
         """What each pass gave; compiled for its reports when the plan came from the cache."""
         if self.passes is None:
             target = self.executable.device.target
-            self.passes = compile_graph(self.graph, target, self.options, trace=self.traced.primal)
+            self.passes = compile_graph(
+                self.graph, target, self.options, trace=self.traced.primal, tuner=_tuner(self.options)
+            )
         return self.passes
 
 
@@ -209,7 +220,9 @@ class Compiled:
             plan = cache.load(name) if name else None
         passes = None
         if plan is None:
-            passes = compile_graph(graph, on.target, self.options, trace=traced.primal)
+            passes = compile_graph(
+                graph, on.target, self.options, trace=traced.primal, tuner=_tuner(self.options)
+            )
             plan = passes.plan
             seconds |= passes.seconds
             if name:

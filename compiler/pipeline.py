@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .egraph.saturate import Options as Saturation
 
 
+Tuner = Callable[[Selection, Target], Mapping[str, int]]
+"""Gives the rank of the fastest tiling by kernel (see compiler/variants.py)."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How to compile. All of it counts for the plan; nothing is read from the environment.
@@ -38,6 +42,7 @@ class Options:
     rules: rules to add to eggpu's own (eggpu.rules.Rule); eggpu.testing.check_rule finds out whether they are right.
     max_rows, max_seconds: bounds of saturation; one that is hit still gives a right plan.
     effort: rounds of the extraction search.
+    tune: time the predicted best tilings of each kernel on the device, once for a device and driver (see eggpu.tuning).
     max_memory: bytes on the device that a call may take, arguments and results among them; above it values are computed
         again instead of kept.
     """
@@ -51,6 +56,7 @@ class Options:
     max_rows: int = 400_000
     max_seconds: float = 60.0
     effort: int = 6
+    tune: bool = False
     max_memory: int | None = None
 
 
@@ -124,10 +130,11 @@ class Compilation:
 @no_collector()
 def compile_graph(
     graph: Graph, target: Target, options: Options | None = None, *, trace: Graph | None = None, merge: bool = True,
+    tuner: Tuner | None = None,
 ) -> Compilation:  # fmt: skip
     """Compile a graph for a target. Raises CompileError when the target cannot hold it.
 
-    Without `merge`, independent kernels of one form stay apart.
+    Without `merge`, independent kernels of one form stay apart. `tuner` is asked which tilings are fastest.
     """
     from .expand import expand
     from .schedule.assemble import assemble
@@ -142,6 +149,11 @@ def compile_graph(
     # equal programs, as many as the rules find, and the cheapest of them
     program = expand(_in_precision(graph, target, options))
     selection, price = passes.select(program), None
+    if tuner is not None:
+        from .variants import ranked
+
+        with timed(seconds, "tune"):
+            passes.lower = ranked(tuner(selection, target))
     # kernels in WGSL, memory, and a last check of every hazard and limit
     with timed(seconds, "lower"):
         plan = assemble(selection, target, passes.lower, merge)

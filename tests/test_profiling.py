@@ -116,6 +116,18 @@ def test_compile_shows_and_writes_a_profile(tmp_path, monkeypatch, capsys):
     check_trace(json.loads((tmp_path / "f.json").read_text()))
 
 
+def test_compile_takes_options(tmp_path, monkeypatch, capsys):
+    (tmp_path / "less.py").write_text(
+        "import eggpu as eg\n\ndef f(x):\n    return eg.tanh(x @ x)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = ["--max-memory", "100000", "--precision", "float32"]
+    assert main(["compile", "less.py:f", "--arg", "f32[32,32]", *options]) == 0
+    assert "max_memory 100000 bytes: peak" in capsys.readouterr().out
+    assert main(["compile", "less.py:f", "--arg", "f32[32,32]", "--max-memory", "100"]) == 2
+    assert "the least found" in capsys.readouterr().err
+
+
 def test_train_shows_and_writes_a_profile(tmp_path, capsys):
     out, trace = tmp_path / "run", tmp_path / "step.json"
     arguments = ["train", "mlp", "--steps", "3", "--hidden", "8", "--out", str(out)]

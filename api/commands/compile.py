@@ -38,6 +38,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     add_function(parser)
     parser.add_argument("--dump", metavar="DIR", type=Path, help="write every stage and the WGSL")
     parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for eggpu.load")
+    parser.add_argument(
+        "--precision", choices=("float32", "mixed"), default="float32",
+        help="mixed: activations and operands of products as f16 (default: float32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-memory", metavar="BYTES", type=int,
+        help="bytes that a call may take; above it values are computed again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tune", action="store_true", help="time the best tilings of each kernel on the device"
+    )
     add_profile(parser, "run it on the arguments and show every kernel's time")
     parser.set_defaults(run=run)
 
@@ -71,10 +82,15 @@ def add_function(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile and print the plan."""
     program, arguments = function_of(args)
-    compiled = eg.compile(program, optimize=not args.no_optimize)
+    compiled = eg.compile(
+        program, optimize=not args.no_optimize, precision=args.precision,
+        max_memory=args.max_memory, tune=args.tune,
+    )  # fmt: skip
     compilation = compiled.compile(*arguments)
     print(plan_text(compilation.plan))
     seconds = ", ".join(f"{name} {s:.2f} s" for name, s in compilation.seconds.items())
+    if compilation.memory_price is not None:
+        print(compilation.memory_price)
     print(f"compiled in {sum(compilation.seconds.values()):.2f} s ({seconds})")
     if args.dump is not None:
         print(f"every stage is in {compiled.dump(args.dump)}")

@@ -141,7 +141,7 @@ class _Attention:
             raise CompileError(
                 f"illegal kernel: no template of {self.job.target.name} holds {self.node!r}"
             )
-        return found[0]
+        return self.job.ranked(found)
 
     def _operands(self) -> dict[str, Operand]:
         bh, tq, tk, d, dv = self.heads

@@ -98,7 +98,8 @@ class _Product:
             return hint
         words = tuple(words_each(self.job, self.operands[name].node) for name in "ab")
         shape = (self.batch, self.m, self.n, self.k)
-        return candidates(self.job.target, *shape, *axes, count=1, words=words)[0]
+        count = self.job.count
+        return self.job.ranked(candidates(self.job.target, *shape, *axes, count=count, words=words))
 
     def _kernel(
         self, job: Job, tile: Tile, axes: tuple[str, str], partial: Scratch | None

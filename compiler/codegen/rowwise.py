@@ -29,7 +29,8 @@ def lower_rows(job: Job, analysis: Analysis) -> list[KernelSource]:
         return _rows_then_columns(job, analysis)
     whole = geometry(analysis.pattern, job.target)
     passes = _passes(analysis)
-    staged = job.hints.get("staged", not worthwhile(whole, passes, job.target))
+    best = not worthwhile(whole, passes, job.target)
+    staged = job.hints.get("staged", job.ranked((best, not best)))
     if fits(whole, passes, job.target) and not staged:
         return [row_kernel(job, analysis, whole)]
     return _staged(job, analysis)

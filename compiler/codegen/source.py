@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ...templates import render
 from ...templates.library import functions
@@ -22,6 +23,8 @@ from .emitter import Access, Emitter
 from .expression import spell
 from .wgsl import literal, storage_type
 
+Choice = TypeVar("Choice")
+
 _MOST_IMAGES = 12  # of a kernel; Mesa has many more
 
 
@@ -36,6 +39,19 @@ class Job:
     # what an output is written to, when not itself
     stores: Mapping[Node, Stored] = field(default_factory=dict[Node, Stored])
     hints: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def ranked(self, found: Sequence[Choice]) -> Choice:
+        """Of choices, the best first, the one that the hint `rank` names: 0 for the best."""
+        rank = self.hints.get("rank", 0)
+        assert isinstance(rank, int)
+        return found[min(rank, len(found) - 1)]
+
+    @property
+    def count(self) -> int:
+        """How many choices `ranked` needs."""
+        rank = self.hints.get("rank", 0)
+        assert isinstance(rank, int)
+        return rank + 1
 
     def held_by(self, output: Node) -> Stored:
         return self.stores.get(output, output)

@@ -1,0 +1,181 @@
+"""Timed tilings: the candidates, the child that times them and may crash or hang, what is kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import eggpu as eg
+from eggpu import tuning
+from eggpu.compiler.pipeline import compile_graph
+from eggpu.compiler.schedule.target import FLOOR
+from eggpu.compiler.tracing import trace_call
+from eggpu.compiler.variants import group_key, ranked, variants, worth_timing
+from eggpu.runtime import Executable
+
+CHILD = """
+import os, sys, time
+import eggpu.tuning_child as child
+real, at = child.measure, int(sys.argv[2])
+def measure(plan, device):
+    global at
+    at += 1
+    if at - 1 == 1:
+        {what}
+    return real(plan, device)
+child.measure = measure
+child.main(sys.argv[1:])
+"""
+
+
+def program(x, w):
+    return eg.tanh(x @ w)
+
+
+def values(n=96):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((n, 64), np.float32), rng.standard_normal((64, 80), np.float32)
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("EGGPU_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def target():
+    return eg.device().target
+
+
+def groups(target):
+    graph = trace_call(program, values()).graph
+    return compile_graph(graph, target).selection.groups
+
+
+def plans(target):
+    (group,) = groups(target)
+    return variants(group, target, 4)
+
+
+def test_candidates_differ_and_give_the_same(target):
+    found = plans(target)
+    assert len(found) >= 2
+    assert min(found) == 0
+    device, given = eg.device(), values()
+    want = np.tanh(given[0].astype(np.float64) @ given[1])
+    for plan in found.values():
+        order = [int(plan.buffers[n].shape == (64, 80)) for n in plan.inputs]
+        (out,) = Executable(plan, device)([device.upload(given[k]) for k in order])
+        np.testing.assert_allclose(
+            device.download(out, (96, 80), "f32"), want, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_rows_have_a_choice_too(target):
+    graph = trace_call(lambda x: eg.sum(x, axis=1), (np.zeros((64, 4096), np.float32),)).graph
+    (group,) = compile_graph(graph, target).selection.groups
+    assert len(variants(group, target, 2)) == 2
+
+
+def test_ranks_choose_kernels(target):
+    (group,) = groups(target)
+    found = plans(target)
+    rank = max(found)
+    wgsl = ranked({group_key(group): rank})(group, target)[0].text
+    assert wgsl != ranked({})(group, target)[0].text
+
+
+def test_equal_groups_have_equal_keys(target):
+    (one,), (other,) = groups(target), groups(target)
+    assert group_key(one) == group_key(other)
+    assert list(worth_timing((one, other), launch=1.0)) == [group_key(one)]
+    assert worth_timing((one,), launch=1e12) == {}
+
+
+def test_tuning_is_done_once_and_kept(kept, target, monkeypatch):
+    asked = []
+    real = tuning.time_plans
+
+    def time_plans(plans, *rest):
+        asked.append(len(plans))
+        return real(plans, *rest)
+
+    monkeypatch.setattr(tuning, "time_plans", time_plans)
+    monkeypatch.setattr(
+        "eggpu.compiler.variants.worth_timing", lambda g, _: {group_key(g[0]): g[0]}
+    )
+    x, w = values()
+    for _ in range(2):
+        run = eg.compile(program, tune=True, cache=False)
+        np.testing.assert_allclose(run(x, w).numpy(), np.tanh(x @ w), rtol=1e-4, atol=1e-4)
+        assert "tune" in run.seconds
+    assert len(asked) == 1
+    assert asked[0] >= 2
+    (where,) = (kept / "tuned").iterdir()
+    assert where == tuning.path(target)
+    (rank,) = json.loads(where.read_text())["ranks"].values()
+    assert rank in plans(target)
+    assert tuning.load(replace(target, driver="another")) == {}
+
+
+def test_what_is_kept_ends_with_the_compiler_that_found_it(kept, target, monkeypatch):
+    tuning.store(target, {"a": 1})
+    assert tuning.load(target) == {"a": 1}
+    monkeypatch.setattr("eggpu.cache.versions", lambda: ("another",))
+    assert tuning.load(target) == {}
+    tuning.path(target).write_text("{")
+    assert tuning.load(target) == {}
+
+
+def child(what: str) -> tuple[str, ...]:
+    return sys.executable, "-c", CHILD.format(what=what)
+
+
+def test_a_child_that_crashes_costs_its_plan_only(target):
+    three = list(plans(target).values())[:2] * 2
+    found = tuning.time_plans(three[:3], target, child("os.abort()"))
+    assert [t.ns is None for t in found] == [False, True, False]
+    assert "ended with status -6" in found[1].why
+    assert all(t.ns > 1000 for t in (found[0], found[2]))
+
+
+def test_a_child_that_hangs_is_ended(target, monkeypatch):
+    monkeypatch.setattr(tuning, "SECONDS", 8.0)
+    two = list(plans(target).values())[:2]
+    found = tuning.time_plans(two, target, child("time.sleep(60)"))
+    assert found[0].ns is not None
+    assert found[1].ns is None
+    assert "hung" in found[1].why
+
+
+def test_a_kernel_that_does_not_compile_has_no_time(target):
+    good, other = list(plans(target).values())[:2]
+    broken = replace(other, kernels=(replace(other.kernels[0], wgsl="fn main( {"),))
+    found = tuning.time_plans([good, broken], target)
+    assert found[0].ns is not None
+    assert found[1].ns is None
+    assert "does not compile" in found[1].why
+
+
+def test_crashing_tilings_are_never_chosen(kept, target, monkeypatch):
+    monkeypatch.setattr(
+        "eggpu.compiler.variants.worth_timing", lambda g, _: {group_key(g[0]): g[0]}
+    )
+    crash = [tuning.Timing(None, "crashed")]
+    monkeypatch.setattr(
+        tuning, "time_plans", lambda plans, *_: [tuning.Timing(100.0), *crash * (len(plans) - 1)]
+    )
+    selection = compile_graph(trace_call(program, values()).graph, target).selection
+    assert list(tuning.tuned(selection, target).values()) == [0]
+
+
+def test_gpu_tilings_are_candidates():
+    gpu = replace(FLOOR, name="gpu", max_bindings=16)
+    big = trace_call(program, (np.zeros((512, 512), np.float32), np.zeros((512, 512), np.float32)))
+    (group,) = compile_graph(big.graph, gpu).selection.groups
+    assert len(variants(group, gpu, 4)) >= 3
