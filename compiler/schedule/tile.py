@@ -221,7 +221,7 @@ def _shuffle_ns(
 # share of the best rate once there are many, and of that where b must be turned while it is staged
 # (measured on an H200; those below 64 by 64 estimated)
 _SHARED = (
-    (128, 128, 8, 16, 8, 2, 1, 1.0, 0.80),
+    (128, 128, 8, 16, 8, 2, 1, 0.98, 0.80),
     (128, 128, 16, 8, 8, 2, 4, 1.0, 0.70),
     (128, 64, 8, 16, 8, 2, 2, 0.85, 0.80),
     (64, 64, 16, 8, 8, 2, 4, 0.90, 0.94),
@@ -237,6 +237,7 @@ _SHARED = (
 )
 _BUSY_THREADS = 128 * 256  # that fill a large GPU
 _PROCESSOR_RATE = 318.0  # flop per ns of one processor of a GPU at a profile's best rate
+_STEPS_AROUND = 32  # of k, as long as filling the staged blocks and storing the results take
 _SPLIT_COST = 0.8  # share of the rate left once partial sums are written and added
 
 
@@ -255,7 +256,7 @@ def _shared_tiles(target: Target, product: Product) -> Iterator[Tile]:
             busy = _busy(target, tiles * splits, threads)
             useful = p.batch * p.m * p.n / (tiles * bm * bn)
             part = ceil(p.k / splits)
-            useful *= part / (ceil(part / bk) * bk + 2 * bk)  # two blocks: filling and leaving
+            useful *= part / (ceil(part / bk) * bk + _STEPS_AROUND)
             efficiency = _with_parts(target, p, splits, rate * useful * busy)
             grid = fold(tiles * splits, target.max_groups)
             params: tuple[tuple[str, Value], ...] = (
@@ -274,11 +275,15 @@ def _shared_tiles(target: Target, product: Product) -> Iterator[Tile]:
             )
 
 
+def processors(target: Target) -> int:
+    """How many a GPU has, by its rate of products."""
+    return max(1, round(target.profile.contract / _PROCESSOR_RATE))
+
+
 def _busy(target: Target, groups: int, threads: int) -> float:
     """The share of a GPU that workgroups keep busy: its processors take them in rounds, the last of
     which may be short, and small workgroups must share a processor to fill it."""
-    processors = max(1, round(target.profile.contract / _PROCESSOR_RATE))
-    each = groups / processors
+    each = groups / processors(target)
     alone = 0.3 if threads < 128 else 0.0
     return each / ceil(each) * each / (each + alone)
 

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Literal
 
 from .target import Target
-from .tile import Tile, Value, fold, workgroup_budget
+from .tile import Tile, Value, fold, processors, workgroup_budget
 
 Pass = Literal["forward", "q", "kv"]
 
@@ -122,6 +122,8 @@ def _shared_tiles(
             continue
         useful = rows_in_all / (ceil(rows_in_all / br) * br) * columns / (ceil(columns / bc) * bc)
         busy = min(1.0, tiles * threads / _BUSY_THREADS)
+        if step == "forward":
+            busy = _busy(target, tiles, threads)
         reuse = tm * tn / (tm + tn)
         for dc, vc, nbytes in _chunks(target, step, br, bc, tm, tn, d, dv):
             padded = (d / (ceil(d / dc) * dc) + dv / (ceil(dv / vc) * vc)) / 2
@@ -129,7 +131,9 @@ def _shared_tiles(
             if step != "forward":
                 barriers = _CHUNK_GAIN[dc] / (1 + 0.05 * (ceil(dv / vc) - 1))
                 barriers *= 0.7 if tm * tn > 16 else 1.0  # two such products: fewer threads
-            reloads = br / (br + 8) * (0.92 if step == "forward" and dc < d else 1.0)
+            reloads = (
+                br / (br + 2) * (0.92 if dc < d else 1.0) if step == "forward" else br / (br + 8)
+            )
             efficiency = reuse / (reuse + 2.0) * useful * busy * padded * barriers * reloads
             grid = fold(tiles, target.max_groups)
             params: dict[str, Value] = {"TM": tm, "TN": tn, "DC": dc, "VC": vc, "grid": grid}
@@ -140,6 +144,14 @@ def _shared_tiles(
                 params |= {"BR": br, "BC": bc, "grad": step}
                 template = "attention_bwd_gpu.wgsl.j2"
             yield Tile(template, tuple(params.items()), grid, (threads, 1, 1), nbytes, efficiency)
+
+
+def _busy(target: Target, tiles: int, threads: int) -> float:
+    """The share of a GPU that forward tiles keep busy: of its processors some may have none, and
+    one with few threads waits for memory."""
+    used = min(1.0, tiles / processors(target))
+    warps = tiles * threads / 32 / (processors(target) * used)
+    return used * min(1.0, warps / (warps + 8) * 1.5)
 
 
 def _chunks(
@@ -171,7 +183,8 @@ def _chunks(
 
 # few results a thread, so that many threads share a processor: 8 by 8 takes half as long again
 _HELD_SHAPES = ((64, 64, 4, 4), (32, 32, 4, 4), (16, 32, 4, 4), (16, 16, 2, 4))
-_HELD_GAIN = 1.69  # over tiles of chunks
+# over tiles of chunks, once a processor has so many groups to take turns, and where it has none
+_HELD_GAIN, _HELD_GROUPS, _HELD_ALONE = 1.69, 6, 0.4
 
 
 def _held_tiles(target: Target, bh: int, tq: int, tk: int, d: int, dv: int) -> Iterator[Tile]:
@@ -188,10 +201,11 @@ def _held_tiles(target: Target, bh: int, tq: int, tk: int, d: int, dv: int) -> I
             continue
         useful = tq / (ceil(tq / br) * br) * tk / (ceil(tk / bc) * bc)
         useful *= (d / _padded(d, across) + dv / _padded(dv, across)) / 2
-        busy = min(1.0, tiles * threads / _BUSY_THREADS)
         reuse = tm * tn / (tm + tn)
-        reloads = br / (br + 8) * bc / (bc + 8)
-        efficiency = min(1.0, _HELD_GAIN * reuse / (reuse + 2.0) * useful * busy * reloads)
+        share = min(1.0, tiles / (_HELD_GROUPS * processors(target)))
+        gain = _HELD_ALONE + (_HELD_GAIN - _HELD_ALONE) * share
+        rate = gain * reuse / (reuse + 2.0) * useful * _busy(target, tiles, threads)
+        efficiency = min(1.0, rate * br / (br + 2))
         grid = fold(tiles, target.max_groups)
         params: tuple[tuple[str, Value], ...] = (
             ("TM", tm), ("TN", tn), ("grid", grid), ("BQ", br), ("BK", bc), ("shuffle", shuffle),
