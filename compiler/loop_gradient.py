@@ -1,7 +1,9 @@
-"""The gradient of a loop: the same loop once more, which keeps what the gradient reads, and one that runs back.
+"""The gradient of a loop: the same loop once more, which keeps what the gradient reads, and one
+that runs back.
 
-The loop that runs back carries the cotangents of the carries, and sums those of values that every run sees. A cotangent
-that is a product, or the sum of what is kept anyway, is not summed run by run: one product over all the rows gives it.
+The loop that runs back carries the cotangents of the carries, and sums those of values that every
+run sees. A cotangent that is a product, or the sum of what is kept anyway, is not summed run by
+run: one product over all the rows gives it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _ADD, _BARRIER = ELEMENTWISE["add"], ELEMENTWISE["barrier"]
 
 
 def loop_vjp(node: Node, cotangents: Sequence[Node | None], vjp: Vjp) -> list[Node | None]:
-    """The cotangents of a loop's operands, given those of its results; `vjp` differentiates nodes."""
+    """The cotangents of a loop's operands, from those of its results; `vjp` is of nodes."""
     return _Gradient(node, cotangents, vjp).parts()
 
 
@@ -42,7 +44,9 @@ def is_zero(node: Node) -> bool:
 
 @dataclass
 class _Kept:
-    """Forward values that the gradient reads, and rows that it hands out: the stacks behind nodes of a body."""
+    """Forward values that the gradient reads, and rows that it hands out: the stacks behind nodes
+    of a body.
+    """
 
     stacks: dict[Node, Node] = field(default_factory=dict[Node, Node])  # known before it runs
     given: dict[Node, int] = field(default_factory=dict[Node, int])  # rows of its results
@@ -121,7 +125,9 @@ class _Gradient:
         return self._run_back(ct_carried, for_carried, for_rows, sums)
 
     def _keep(self, grads: Sequence[Node], cotangents: set[Node]) -> None:
-        """Have the forward loop keep what the gradients read of it: carries, rows and what is dear to compute again."""
+        """Have the forward loop keep what the gradients read of it: carries, rows and what is dear
+        to compute again.
+        """
         forward = _forward(grads, cotangents, set(topological(self.outputs)))
         wanted, found = set(grads), dict[Node, None]()
         known = {*self.seen, *self.rows}
@@ -144,7 +150,7 @@ class _Gradient:
         self.kept.stacks |= dict(zip(self.rows, stacks, strict=True))
 
     def _row_after(self, node: Node) -> int | None:
-        """The result whose rows are what a carry is after each run, if the loop gives them anyway."""
+        """The result whose rows are what a carry is after each run, if the loop gives them."""
         if node not in self.carried:
             return None
         after = self.outputs[self.carried.index(node)]
@@ -226,7 +232,9 @@ def _forward(grads: Sequence[Node], cotangents: set[Node], traced: set[Node]) ->
 
 
 class _Sum:
-    """The cotangent of a value that every run sees, summed over the runs: `total` is what is added run by run."""
+    """The cotangent of a value that every run sees, summed over the runs: `total` is what is added
+    run by run.
+    """
 
     def __init__(self, grad: Node, kept: _Kept) -> None:
         self.kept = kept

@@ -1,4 +1,6 @@
-"""Making loops and keeping them lean: what a body reads from around it, loops over the same operands, unused results."""
+"""Making loops and keeping them lean: what a body reads from around it, loops over the same
+operands, unused results.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ class Body:
 def enclose(
     body: Body, init: Sequence[Node], stacks: Sequence[Node], count: int, reverse: bool
 ) -> list[Node]:
-    """The results of a loop. What its body reads from around it, once computed there, becomes operands.
+    """The results of a loop. What its body reads from around it, once computed there, becomes
+    operands.
 
-    Movement and numbers are computed inside, where they cost nothing. Bodies of equal programs are equal.
+    Movement and numbers are computed inside, where they cost nothing. Bodies of equal programs are
+    equal.
     """
     outside = _outside(body)
     inputs: dict[Node, Node] = {}
@@ -73,7 +77,7 @@ def _outside(body: Body) -> list[Node]:
 
 
 def tidy(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """`outputs` with loops over the same operands made one, and without what nobody uses of loops."""
+    """`outputs` with loops over the same operands made one, without what nobody uses of loops."""
     outputs = tuple(outputs)
     if not any(n.kind is Kind.LOOP for n in topological(outputs)):
         return outputs
@@ -87,7 +91,9 @@ def _tidy_body(graph: Graph) -> Graph:
 def rebuilt(
     outputs: Sequence[Node], change: Callable[[Node, list[Node]], dict[int, Node]]
 ) -> tuple[Node, ...]:
-    """`outputs` with each loop replaced: `change(loop, new operands)` gives the results that are used."""
+    """`outputs` with each loop replaced: `change(loop, new operands)` gives the results that are
+    used.
+    """
     new: dict[Node, Node] = {}
     results: dict[Node, dict[int, Node]] = {}
     sources = _recorders[-1] if _recorders else {}
@@ -109,7 +115,9 @@ def rebuilt(
 
 
 def _joined(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Loops that differ only in which rows they keep become one: a loop and the same for its gradient."""
+    """Loops that differ only in which rows they keep become one: a loop and the same for its
+    gradient.
+    """
     groups: dict[object, list[Node]] = {}
     for node in topological(outputs):
         if isinstance(node.op, Loop):
@@ -141,7 +149,9 @@ def _joined(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Of a loop's body: carries that change, carries that stay as they are, rows read and rows of results, by number."""
+    """Of a loop's body: carries that change, carries that stay as they are, rows read and rows of
+    results, by number.
+    """
 
     carries: list[int]
     fixed: list[int]
@@ -159,7 +169,9 @@ def _pruned(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _needed(outputs: Sequence[Node]) -> dict[Node, _Kept]:
-    """What is needed of each loop that is; users come first, so that an unused part of one frees its operands."""
+    """What is needed of each loop that is; users come first, so that an unused part of one frees
+    its operands.
+    """
     needed, used = set(outputs), dict[Node, set[int]]()
     kept: dict[Node, _Kept] = {}
     for node in reversed(topological(outputs)):

@@ -1,4 +1,5 @@
-"""A program cut at its loops: parts without loops, each chosen by an e-graph of its own, and loops between them.
+"""A program cut at its loops: parts without loops, each chosen by an e-graph of its own, and loops
+between them.
 
 A part takes what earlier parts computed as further inputs, which stand for these values.
 """
@@ -19,7 +20,10 @@ from .types import Type
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part without loops. `names[i]` is the input of other parts that stands for `graph.outputs[i]`."""
+    """A part without loops.
+
+    `names[i]` is the input of other parts that stands for `graph.outputs[i]`.
+    """
 
     graph: Graph
     names: tuple[Node, ...]
@@ -27,7 +31,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LoopPart:
-    """A loop: its operands (inputs of the program or standing for values of parts), what stands for its results."""
+    """A loop: its operands (inputs of the program or standing for values of parts), what stands for
+    its results.
+    """
 
     op: Loop
     operands: tuple[Node, ...]
@@ -43,7 +49,7 @@ class Parts:
 
 
 def cut(graph: Graph, alignment: int) -> Parts:
-    """The parts of a program whose loops bind rows one by one, at offsets divisible by `alignment`."""
+    """The parts of a program whose loops bind rows one by one, at multiples of `alignment`."""
     sources = dict(graph.sources)
     with recording(sources):
         outputs = rebuilt(graph.outputs, lambda node, new: _fitted(node, new, alignment))
@@ -54,7 +60,9 @@ def cut(graph: Graph, alignment: int) -> Parts:
 
 
 def _fitted(node: Node, operands: list[Node], alignment: int) -> dict[int, Node]:
-    """The results of a loop made anew, with rows padded where needed and each result of its body a value of its own."""
+    """The results of a loop made anew, with rows padded where needed and each result of its body a
+    value of its own.
+    """
     op = node.op
     assert isinstance(op, Loop)
     seen, init, stacks = op.parts(operands)
@@ -161,7 +169,9 @@ def _base(node: Node) -> Node:
 
 @dataclass
 class _Cut:
-    """What is computed in which part: part n stands before the loops that need n loops, one after the other."""
+    """What is computed in which part: part n stands before the loops that need n loops, one after
+    the other.
+    """
 
     graph: Graph
     level: dict[Node, int] = field(default_factory=dict[Node, int])
@@ -196,7 +206,9 @@ class _Cut:
         return Parts(tuple(reversed(found)), outputs)
 
     def name(self, node: Node) -> Node:
-        """What stands for a value outside of its part: the value itself where it is a leaf in memory."""
+        """What stands for a value outside of its part: the value itself where it is a leaf in
+        memory.
+        """
         if node.kind in (Kind.INPUT, Kind.CONSTANT):
             return node
         if node not in self.names:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .egraph.near import NearMiss
     from .egraph.outcome import ExtractionReport
     from .egraph.report import EGraphReport
-    from .egraph.snapshot import Snapshot
     from .egraph.saturate import Options as Saturation
+    from .egraph.snapshot import Snapshot
 
 
 Tuner = Callable[[Selection, Target], Mapping[str, int]]

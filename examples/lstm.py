@@ -1,4 +1,5 @@
-"""An LSTM that writes text, trained with carried states: each window goes on where the last one ended.
+"""An LSTM that writes text, trained with carried states: each window goes on where the last one
+ended.
 
 python examples/lstm.py [STEPS] [FILE...]
 """

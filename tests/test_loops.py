@@ -1,4 +1,6 @@
-"""Loops: scan and fori_loop against the same program written out, their gradients, plans and errors."""
+"""Loops: scan and fori_loop against the same program written out, their gradients, plans and
+errors.
+"""
 
 from __future__ import annotations
 
@@ -274,7 +276,9 @@ def test_random_numbers_differ_from_run_to_run_by_their_keys() -> None:
 
 
 def test_a_window_of_a_carry_is_written_in_place() -> None:
-    """The whole is copied once, before the loop, and not at all where it is an argument that may be written over."""
+    """The whole is copied once, before the loop, and not at all where it is an argument that may be
+    written over.
+    """
     args = floats(4000, 16), floats(30, 16)
 
     def run(store: Any, rows: Any) -> Any:
@@ -355,8 +359,9 @@ def test_a_plan_that_reads_a_carry_too_late_is_refused(gradient: Compiled) -> No
     plan = gradient.plan
     loop = plan.loops[0]
     carry = loop.carries[0]
-    other = next(n for n, b in enumerate(plan.buffers) if b.place[0] == "arena"
-                 and b.nbytes == plan.buffers[carry.even].nbytes and n not in (carry.even, carry.odd))  # fmt: skip
+    size, mine = plan.buffers[carry.even].nbytes, (carry.even, carry.odd)
+    scratch = [n for n, b in enumerate(plan.buffers) if (b.place[0], b.nbytes) == ("arena", size)]
+    other = next(n for n in scratch if n not in mine)
     wrong = Carry(carry.value, carry.after, other, carry.even, carry.odd)
     changed = replace(loop, carries=(wrong, *loop.carries[1:]))
     bad = replace(plan, loops=(changed, *plan.loops[1:]))
@@ -376,7 +381,8 @@ def test_a_plan_whose_rows_leave_their_stack_is_refused(gradient: Compiled) -> N
 def test_plan_text_counts_runs() -> None:
     from eggpu.compiler.schedule.show import memory_map, plan_text
 
-    plan = compile_graph(eg.trace(lambda x: eg.scan(lambda c, r: (c + r, c), x[0], x), floats(6, 8)), LLVMPIPE).plan  # fmt: skip
+    graph = eg.trace(lambda x: eg.scan(lambda c, r: (c + r, c), x[0], x), floats(6, 8))
+    plan = compile_graph(graph, LLVMPIPE).plan
     text = plan_text(plan)
     assert "  loop 0: kernels 1 to 1 run 6 times, with 1 carry and 2 stacks" in text
     assert "runs" in text.splitlines()[1]
@@ -437,7 +443,8 @@ def test_no_rows_give_the_carry_and_empty_stacks() -> None:
 
 
 def test_rows_without_elements() -> None:
-    found = eg.compile(lambda x: eg.scan(lambda c, r: (c + 1, (r, c)), 0, x))(np.zeros((3, 0), np.float32))  # fmt: skip
+    run = eg.compile(lambda x: eg.scan(lambda c, r: (c + 1, (r, c)), 0, x))
+    found = run(np.zeros((3, 0), np.float32))
     assert int(found[0]) == 3
     assert [y.shape for y in found[1]] == [(3, 0), (3,)]
 
@@ -451,7 +458,8 @@ def error(f: Any, *args: Any, **kwargs: Any) -> str:
 def test_errors_name_the_leaf() -> None:
     x = eg.zeros((4, 2))
     assert error(lambda c, r: ({"h": c["h"][0]}, r), {"h": eg.zeros(2)}, x) == (
-        "scan needs a carry that keeps its type: carry.h is f32[2] at first, the function gives f32[]"
+        "scan needs a carry that keeps its type: "
+        "carry.h is f32[2] at first, the function gives f32[]"
     )
     assert error(lambda c, r: (c + 1.5, r), 0, x).startswith("add")
     assert error(lambda c, r: (eg.astype(c, "f32"), r), 0, x) == (

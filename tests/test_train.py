@@ -30,9 +30,9 @@ from eggpu.train import (
     train_lstm,
     train_mlp,
 )
-from eggpu.train.text import Writing
 from eggpu.train.sample import sample_text
 from eggpu.train.task import Task
+from eggpu.train.text import Writing
 
 SMALL: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4}
 

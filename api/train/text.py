@@ -35,8 +35,9 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """A kind of model: its settings (with context, batch, lr, weight_decay, clip and seed besides its shape), how to make
-    one for a number of characters, and how it writes."""
+    """A kind of model: its settings (with context, batch, lr, weight_decay, clip and seed besides
+    its shape), how to make one for a number of characters, and how it writes.
+    """
 
     name: str
     title: str

@@ -1,4 +1,6 @@
-"""Loops that stay loops: `scan` and `fori_loop` run a function many times as one node of the program."""
+"""Loops that stay loops: `scan` and `fori_loop` run a function many times as one node of the
+program.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,17 @@ def scan(
     length: int | None = None,
     reverse: bool = False,
 ) -> tuple[Any, Any]:
-    """Run `carry, y = f(carry, x)` for each row x of `xs`; gives the last carry and the rows y stacked, as jax.lax.scan.
+    """Run `carry, y = f(carry, x)` for each row x of `xs`; gives the last carry and the rows y
+    stacked, as jax.lax.scan.
 
-    `init`, `xs` and what `f` gives are pytrees of arrays. Every array of `xs` has the rows along its first axis; without
-    `xs`, `length` says how often to run. The carry keeps its structure, shapes and dtypes. With `reverse` the last row
-    comes first, and y lies where its x lay. `f` is traced once: the program holds one copy of it, whatever the length.
-    Arrays that `f` has from around it may be used, and are differentiated too. No rows: the carry is `init`.
+    `init`, `xs` and what `f` gives are pytrees of arrays. Every array of `xs` has the rows along
+    its first axis; without `xs`, `length` says how often to run. The carry keeps its structure,
+    shapes and dtypes. With `reverse` the last row comes first, and y lies where its x lay. `f` is
+    traced once: the program holds one copy of it, whatever the length. Arrays that `f` has from
+    around it may be used, and are differentiated too. No rows: the carry is `init`.
 
-    Raises TraceError when `f` gives no pair or another structure, TypeMismatch when a carry changes its type and
-    ShapeMismatch when lengths differ; each names the leaf.
+    Raises TraceError when `f` gives no pair or another structure, TypeMismatch when a carry changes
+    its type and ShapeMismatch when lengths differ; each names the leaf.
 
     >>> total, sums = eggpu.scan(lambda c, x: (c + x, c + x), 0.0, eggpu.arange(5, dtype="f32"))
     """
@@ -63,9 +67,11 @@ def scan(
 
 
 def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any) -> Any:
-    """`value = body(i, value)` for i from `lower` to `upper` - 1, from `init` on, as jax.lax.fori_loop; i is an i32 scalar.
+    """`value = body(i, value)` for i from `lower` to `upper` - 1, from `init` on, as
+    jax.lax.fori_loop; i is an i32 scalar.
 
-    The bounds are Python integers. With `upper` at most `lower` the result is `init`. See `scan`, whose rules hold.
+    The bounds are Python integers. With `upper` at most `lower` the result is `init`. See `scan`,
+    whose rules hold.
 
     >>> eggpu.fori_loop(0, 5, lambda i, total: total + i, 0)
     """
@@ -118,7 +124,8 @@ def _carry(tree: Any, structure: pytree.Structure, before: Sequence[Array]) -> l
         got = pytree.paths(same, "carry")
         odd = sorted(set(names) ^ set(got)) or ["its containers or static values"]
         raise TraceError(
-            f"scan needs a function that keeps the structure of the carry, which differs in {odd[0]}: "
+            "scan needs a function that keeps the structure of the carry, "
+            f"which differs in {odd[0]}: "
             f"it got {', '.join(names) or 'no array'} and gave {', '.join(got) or 'no array'}"
         )
     after = [array(v) for v in leaves]

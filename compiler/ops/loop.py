@@ -1,4 +1,4 @@
-"""Loops: a graph that runs once for each row of stacked arrays and hands values on to its next run."""
+"""Loops: a graph that runs once for each row of stacked arrays and hands on to its next run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 class Loop(Op):
     """`body` run `count` times, with the meaning of jax.lax.scan.
 
-    Operands: values that every run sees, `carries` values for the first run, and `stacked` arrays of `count` rows of
-    which each run sees one, the last row first when `reverse`. The body's inputs are the same with rows in place of
-    stacked arrays; its outputs are the carries of the next run, then the rows of stacked results. The loop's results are
-    the last carries, then the stacked results.
+    Operands: values that every run sees, `carries` values for the first run, and `stacked` arrays
+    of `count` rows of which each run sees one, the last row first when `reverse`. The body's inputs
+    are the same with rows in place of stacked arrays; its outputs are the carries of the next run,
+    then the rows of stacked results. The loop's results are the last carries, then the stacked
+    results.
     """
 
     body: Graph

@@ -1,4 +1,6 @@
-"""Example loops: one row and many, backwards, several carries, rows of several shapes, loops in loops, no carry."""
+"""Example loops: one row and many, backwards, several carries, rows of several shapes, loops in
+loops, no carry.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from .selection import LoopGroup
 class LoopSource:
     """A loop as one step of a program, with what plan assembly asks of a kernel.
 
-    It writes its results, a second place for each carry that a round may not write over, and the scratch of its body.
+    It writes its results, a second place for each carry that a round may not write over, and the
+    scratch of its body.
     """
 
     copies = False
@@ -62,7 +63,9 @@ class LoopSource:
         return frozenset(k for k in range(self.op.carries) if stays(self.plan, self.first_carry, k))
 
     def _handed_on(self) -> list[tuple[int, int]]:
-        """(result, operand) pairs that may share memory: the carry may be written over from the first round on."""
+        """(result, operand) pairs that may share memory: the carry may be written over from the
+        first round on.
+        """
         found: list[tuple[int, int]] = []
         for k in self.in_its_place:
             operand = self.operands[self.first_carry + k]
@@ -84,7 +87,9 @@ def stays(body: Plan, first: int, k: int) -> bool:
 
 
 def unfit(body: Plan, first: int, carries: int) -> tuple[set[int], set[int]]:
-    """(outputs that need a buffer of their own, carries that may not be written over) before a plan can be a body."""
+    """(outputs that need a buffer of their own, carries that may not be written over) before a plan
+    can be a body.
+    """
     taken: set[int] = set()
     shared: set[int] = set()
     kept: set[int] = set()
@@ -104,8 +109,8 @@ def unfit(body: Plan, first: int, carries: int) -> tuple[set[int], set[int]]:
 class Embedding:
     """A body's plan being put into the plan around it.
 
-    `operands` and `results` are buffers of that plan, `twins` those of carries by number, `blocks` the places of the
-    body's scratch. `add` gives a buffer a number.
+    `operands` and `results` are buffers of that plan, `twins` those of carries by number, `blocks`
+    the places of the body's scratch. `add` gives a buffer a number.
     """
 
     source: LoopSource
@@ -190,7 +195,8 @@ def _moved(loop: Repeat, start: int, new: Sequence[int]) -> Repeat:
 
 
 def opened(plan: Plan) -> Plan:
-    """The plan in which kernels of loops bind as read_write all that may lie in memory which they write in some round.
+    """The plan in which kernels of loops bind as read_write all that may lie in memory which they
+    write in some round.
 
     (Of one device buffer in a dispatch, either all bindings are `read` or all `read_write`.)
     """

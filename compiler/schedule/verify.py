@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from ..errors import IRError
 from ..types import DTYPES
@@ -111,8 +112,9 @@ def _check_row(plan: Plan, row: Row, count: int, where: str) -> None:
     ends = row.start, row.start + (count - 1) * row.step
     fits = min(ends) >= 0 and max(ends) + nbytes <= whole and abs(row.step) >= nbytes
     name = plan.buffers[row.stack].name
-    _need(fits or count == 1 and max(ends) + nbytes <= whole, where,
-          f"rows of {nbytes} bytes from {row.start} by {row.step} leave {name} of {whole} bytes")  # fmt: skip
+    alone = count == 1 and max(ends) + nbytes <= whole
+    rows = f"rows of {nbytes} bytes from {row.start} by {row.step}"
+    _need(fits or alone, where, f"{rows} leave {name} of {whole} bytes")
 
 
 def _check_buffer(plan: Plan, buffer: Buffer, target: Target) -> None:
@@ -258,7 +260,7 @@ class _Contents:
         start, end = _bytes(buffer)
         held = self._region(buffer).holds(start, end)
         whole = bool(held) and held[0][0] <= start and held[-1][1] >= end
-        whole = whole and all(a[1] == b[0] for a, b in zip(held, held[1:], strict=False))
+        whole = whole and all(a[1] == b[0] for a, b in pairwise(held))
         if math.prod(buffer.shape) == 0 or (whole and all(owner == number for *_, owner in held)):
             return
         others = [self.plan.buffers[owner].name for _, _, owner in held if owner != number]
