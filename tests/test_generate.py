@@ -146,6 +146,18 @@ def test_snapshot_fork_and_rewind(generator):
     assert int(session.token[0]) == next(iter(generator.start([text]).tokens(1)))
 
 
+def test_a_fork_goes_its_own_way(generator):
+    session = generator.start([PROMPT])
+    session.next()
+    want = list(generator.start([PROMPT]).tokens(6))
+    twin = session.fork()
+    twin.feed([[7, 7]])
+    rest = list(session.tokens(5))
+    assert rest == want[1:]
+    twin.rewind(2)
+    assert list(twin.tokens(5)) == rest[:5]
+
+
 def test_what_cannot_be_generated(generator):
     for prompt, message in (
         ([], "at least one token"),

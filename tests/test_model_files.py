@@ -251,3 +251,49 @@ def _halves(name):
         "Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2],
         "Q5_K": [0, 2], "Q6_K": [208],
     }.get(name, [0])  # fmt: skip
+
+
+# ---- whole folders
+
+CONFIG_VALUES = [
+    None, -1, 0, 1, 3, 7, 10**9, 2**63, 1.5, float("nan"), True, "x", "", [], [1, 2], {}, {"a": 1},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from model_files import tiny_folder
+
+    return tiny_folder(tmp_path_factory.mktemp("fuzzed") / "model")
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_damaged_folders_give_model_file_errors(folder, data):
+    from eggpu.generate import load_language_model
+
+    name = data.draw(
+        st.sampled_from(["config.json", "tokenizer.json", "tokenizer_config.json"]), "file"
+    )
+    path = folder / name
+    good = path.read_bytes()
+    values = json.loads(good)
+    if data.draw(st.booleans(), "a value"):
+        known = list(values)
+        if name == "config.json":
+            known += ["head_dim", "sliding_window", "rope_scaling", "rope_theta", "layer_types"]
+            known += ["rope_parameters", "attn_logit_softcapping", "hidden_activation"]
+        key = data.draw(st.sampled_from(known), "key")
+        values[key] = data.draw(st.sampled_from(CONFIG_VALUES), "value")
+        damaged = json.dumps(values).encode()
+    else:
+        damaged = bytearray(good)
+        for _ in range(data.draw(st.integers(1, 3))):
+            damaged[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(damaged))
+    try:
+        load_language_model(str(folder))
+    except ModelFileError as error:
+        assert str(error)
+    finally:
+        path.write_bytes(good)

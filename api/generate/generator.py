@@ -5,6 +5,7 @@ Of each step only the token is read, 4 bytes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -212,6 +213,12 @@ class GenerationSession:
         self._position = saved.state.place.first.numpy()
         self._chosen = array(saved.token)
         self.token = saved.token[:, 0]
+
+    def fork(self) -> GenerationSession:
+        """Another session that goes on from here; neither changes the other."""
+        twin = copy.copy(self)
+        twin.restore(self.snapshot())
+        return twin
 
     def rewind(self, count: int) -> None:
         """Forget the last `count` positions and choose again from what is before them."""
