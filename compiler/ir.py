@@ -224,6 +224,11 @@ class recording:
         _recorders.pop()
 
 
+def known_lines() -> Mapping[Node, str]:
+    """The user's lines of the nodes that the recording under way has seen."""
+    return _recorders[-1] if _recorders else {}
+
+
 class at_line:
     """Within it, new nodes belong to the given user line (a gradient belongs to its primal's line)."""
 
@@ -301,7 +306,7 @@ def rebuild(node: Node, operands: Sequence[Node]) -> Node:
 def substitute(roots: Sequence[Node], replacements: Mapping[Node, Node]) -> list[Node]:
     """`roots` with nodes replaced throughout; a new node belongs to the line of the one it stands for."""
     new: dict[Node, Node] = dict(replacements)
-    sources = _recorders[-1] if _recorders else {}
+    sources = known_lines()
     for node in topological(roots):
         if node not in new:
             with at_line(sources.get(node) or (_here[-1] if _here else "")):

@@ -175,8 +175,9 @@ class _Gradient:
     ) -> list[Node | None]:
         kept = self.kept
         seen = self.op.parts(self.operands)[0]
-        totals = marks([s.total.type for s in sums if s.total is not None])
-        summed = [t + s.total for t, s in zip(totals, (s for s in sums if s.total is not None))]
+        added = [s.total for s in sums if s.total is not None]
+        totals = marks([n.type for n in added])
+        summed = [t + n for t, n in zip(totals, added, strict=True)]
         rows = marks([n.type for n in kept.stacks])
         carries = [*ct_carried, *totals]
         new: Mapping[Node, Node] = {

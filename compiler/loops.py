@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .ir import Graph, Kind, Node, _recorders, at_line, make, rebuild, substitute, topological
+from .ir import Graph, Kind, Node, at_line, known_lines, make, rebuild, substitute, topological
 from .ops import input_node
 from .ops.fused import get
 from .ops.loop import Loop, loop
@@ -96,7 +96,7 @@ def rebuilt(
     """
     new: dict[Node, Node] = {}
     results: dict[Node, dict[int, Node]] = {}
-    sources = _recorders[-1] if _recorders else {}
+    sources = known_lines()
     for node in topological(outputs):
         if node.kind is Kind.LOOP:  # an operand that nobody needs may be gone
             with at_line(sources.get(node, "")):

@@ -311,8 +311,11 @@ def _new(
 
     stored = {out for group in before for out in group.outputs}
     for group in more:
+        if isinstance(group, LoopGroup):
+            yield group
+            continue
         outputs = tuple(out for out in group.outputs if out not in stored)
-        if outputs == group.outputs or isinstance(group, LoopGroup):
+        if outputs == group.outputs:
             yield group
         elif outputs:
             yield Group(outputs, reads(outputs, group.operands), group.predicted_ns)

@@ -24,7 +24,7 @@ def loop_samples() -> Iterator[Sample]:
     weight, h = floats(8, 8, seed=3), floats(2, 8, seed=4)
     yield _sample(_cell, 6, False, [weight], [h], [floats(6, 2, 8, seed=5)])
     words = np.arange(70, dtype=np.int32).reshape(7, 10)
-    yield _sample(_counts, 7, True, [], [floats(3), np.int32(2)], [words])
+    yield _sample(_counts, 7, True, [], [floats(3), np.asarray(2, np.int32)], [words])
     yield _sample(_rows, 5, False, [floats(4)], [], [floats(5, 4, seed=1)])
     yield _sample(_inner, 2, False, [], [floats(4)], [floats(2, 3, 4, seed=6)])
 

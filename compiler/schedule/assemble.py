@@ -305,7 +305,7 @@ class _Memory:
         program = self.program
         results = [table.number(program.number(v)) for v in source.results]
         twins = {k: table.number(program.number(v)) for k, v in source.twins.items()}
-        blocks = [self.place(program.number(v))[1:] for v in source.blocks]
+        blocks = [self._block(program.number(v)) for v in source.blocks]
         operands = [table.number(program.number(v)) for v in source.operands]
         for k, init in source.seeds.items():  # where it lies already, it was not copied
             number, result = program.number(init), program.number(source.results[k])
@@ -314,6 +314,14 @@ class _Memory:
         Embedding(
             source, operands, results, twins, blocks, table.add, table.constants, kernels, loops
         ).embed()
+
+    def _block(self, value: int) -> tuple[int, int]:
+        """The block of scratch in which a value lies, and its offset."""
+        match self.place(value):
+            case ("arena", block, offset):
+                return block, offset
+            case place:
+                raise AssertionError(f"scratch lies at {place}")
 
     def _check_written(self) -> None:
         for k, step in enumerate(self.steps):
@@ -404,7 +412,8 @@ def _binding_names(source: KernelSource) -> list[str]:
 def _texts(step: Step, program: Program, of: Mapping[Node, str]) -> tuple[str, ...]:
     """What `of` says about the nodes that a step's groups compute, each text once."""
     groups = (program.groups[part.group] for part in _parts(step))
-    return tuple(dict.fromkeys(t for g in groups for n in body(g) if (t := of.get(n))))
+    nodes = (n for g in groups if isinstance(g, Group) for n in body(g))
+    return tuple(dict.fromkeys(t for n in nodes if (t := of.get(n))))
 
 
 def _parts(step: Step) -> tuple[Step, ...]:

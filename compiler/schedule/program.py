@@ -122,8 +122,9 @@ class Program:
             result = source.results[k]
             nbytes = 2.0 * math.prod(init.shape) * 4
             cost = target.profile.launch + nbytes / target.profile.bandwidth
-            self.groups.append(Group((barrier(init),), (init,), cost))
-            for kernel in lower(self.groups[-1], target):
+            same = Group((barrier(init),), (init,), cost)
+            self.groups.append(same)
+            for kernel in lower(same, target):
                 if 0 not in kernel.grid:
                     copy = replace(kernel, writes=(result,), copies=True)
                     written = (self._bind(result, copy),)
