@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import weakref
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from .executor import Executable
 
 _IN_FLIGHT = 16  # submissions that may be under way before the next one waits
-_TOGETHER = 16  # short calls that are submitted at once
+_TOGETHER = 16  # short calls in one command buffer
 _ENOUGH = 100_000.0  # predicted ns of work that is not worth waiting with
 _PROBED = 128  # invocations of the probe, at least the largest subgroup
 
@@ -60,8 +59,8 @@ class Device:
 
     `lock` is held around every submission and mapping, since submitting a mapped buffer ends the
     process. `debug` keeps bounds checks in all kernels. With `batching`, which GPUs get, short
-    calls wait until there are enough of them, or until something is read: on an NVIDIA GPU a
-    submission costs as much as thirty dispatches.
+    calls share a command buffer until there are enough of them, or until something is read: on an
+    NVIDIA GPU a command buffer and its submission cost as much as thirty dispatches.
     """
 
     def __init__(self, adapter: Adapter, gpu: Any, debug: bool = False) -> None:
@@ -74,8 +73,8 @@ class Device:
         self.queued = 0  # bytes of queued writes that the next submission carries
         self._executables: weakref.WeakSet[Executable] = weakref.WeakSet()
         self._in_flight: deque[int] = deque()
-        self._waiting: list[Any] = []  # command buffers that are still to be submitted
-        self._waiting_ns = 0.0
+        self._open: Any = None  # a command encoder with calls that are still to be submitted
+        self._calls, self._calls_ns = 0, 0.0
         self._staging: dict[int, list[Any]] = {}
         self.target: Target = make_target(adapter, gpu, 0)
         cpu = self.target.kind == "cpu"
@@ -126,25 +125,43 @@ class Device:
             return np.empty(shape, bool if dtype == "bool" else buffers.DTYPES[dtype])
         return buffers.decoded(buffers.read(self, buffer, needed), shape, dtype)
 
-    def submit(self, command_buffers: Sequence[Any], ns: float = math.inf) -> None:
-        """Submits, or keeps for the next submission what will take only `ns`. Needs the lock."""
-        self._waiting += command_buffers
-        self._waiting_ns += ns
-        few = len(self._waiting) < _TOGETHER and self._waiting_ns < _ENOUGH
+    def encoder(self) -> Any:
+        """The encoder that the next call is recorded with. Needs the lock, until `recorded`."""
+        if self._open is None:
+            self._open = self.gpu.create_command_encoder()
+        return self._open
+
+    def recorded(self, ns: float) -> None:
+        """A call of so many predicted ns was recorded: submits, unless more calls may follow."""
+        self._calls += 1
+        self._calls_ns += ns
+        few = self._calls < _TOGETHER and self._calls_ns < _ENOUGH
         if not (self.batching and few):
             self.send()
 
-    def send(self) -> None:
-        """Submits what waits, and waits for old submissions when too many are under way.
+    def submit(self, command_buffers: Sequence[Any]) -> None:
+        """Submits, after what was recorded before. Needs the lock."""
+        self._submit([*self._closed(), *command_buffers])
 
-        Needs the lock. To be called before queued writes to memory that waiting work may use: they
-        take place before the next submission.
+    def send(self) -> None:
+        """Submits what was recorded. Needs the lock.
+
+        To be called before queued writes to memory that recorded work may use: they take place
+        before the next submission.
         """
-        if not self._waiting:
-            return
-        index = native.submit(self.gpu, self._waiting)
-        self._waiting = []
-        self._waiting_ns = 0.0
+        closed = self._closed()
+        if closed:
+            self._submit(closed)
+
+    def _closed(self) -> list[Any]:
+        """The command buffer of what was recorded, if anything was."""
+        encoder, self._open = self._open, None
+        self._calls, self._calls_ns = 0, 0.0
+        return [] if encoder is None else [encoder.finish()]
+
+    def _submit(self, command_buffers: Sequence[Any]) -> None:
+        """Submits, and waits for old submissions when too many are under way."""
+        index = native.submit(self.gpu, command_buffers)
         self.queued = 0
         self.counters.submits += 1
         self._in_flight.append(index)
@@ -152,14 +169,14 @@ class Device:
             native.poll(self.gpu, wait=True, index=self._in_flight.popleft())
 
     def flush(self) -> None:
-        """Submits what waits and queued writes, if there are any. Needs the lock."""
-        if self.queued and not self._waiting:
-            self._waiting.append(self.gpu.create_command_encoder().finish())
+        """Submits what was recorded and queued writes, if there are any. Needs the lock."""
+        if self.queued:
+            self.encoder()
         self.send()
 
     def quiet(self, storage: Storage) -> bool:
         """Whether no work, queued or under way, can be using a storage. Needs the lock."""
-        free = self.queued == 0 and not self._waiting
+        free = self.queued == 0 and self._open is None
         return storage.fresh or (free and native.idle(self.gpu))
 
     def synchronize(self) -> None:

@@ -229,22 +229,26 @@ class Executable:
         steps = recording.steps
         if not steps and not self._copied:
             return
-        for start in range(0, max(len(steps), 1), _SPLIT):
-            encoder = self.device.gpu.create_command_encoder()
-            part = steps[start : start + _SPLIT]
-            if start == 0:
-                move(encoder, places.moves)
-            native.encode(encoder, part)
-            if start + _SPLIT >= len(steps):
-                for b in self._copied:
-                    source, offset, nbytes = self._range(b, places, {})
-                    target = places.made[b].storage.gpu
-                    encoder.copy_buffer_to_buffer(source.gpu, offset, target, 0, nbytes)
-            try:
-                self.device.submit([encoder.finish()], self._ns)
-            except wgpu.GPUError as error:
-                raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
+        parts = [steps[at : at + _SPLIT] for at in range(0, max(len(steps), 1), _SPLIT)]
+        try:
+            for number, part in enumerate(parts):
+                encoder = self.device.encoder()
+                if number == 0:
+                    move(encoder, places.moves)
+                native.encode(encoder, part)
+                if number == len(parts) - 1:
+                    self._copy_results(encoder, places)
+                self.device.recorded(self._ns)
+        except wgpu.GPUError as error:
+            raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
         self.device.counters.dispatches += sum(k in self._by_number for k, _ in self._rounds)
+
+    def _copy_results(self, encoder: Any, places: Places) -> None:
+        """Copies results that the plan itself keeps."""
+        for b in self._copied:
+            source, offset, nbytes = self._range(b, places, {})
+            target = places.made[b].storage.gpu
+            encoder.copy_buffer_to_buffer(source.gpu, offset, target, 0, nbytes)
 
     def _results(self, buffers: Sequence[DeviceBuffer], places: Places) -> list[DeviceBuffer]:
         """One buffer a result. Consumes what was donated."""
