@@ -10,12 +10,12 @@ import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("egraph.md", "from-pytorch.md", "memory.md", "loops.md", "precision.md", "profiling.md", "tour.md")
-TRAINING = ("checkpoints.md", "data.md", "distributed.md", "nn.md", "optim.md", "trainer.md")
+TRAINING = ("checkpoints", "data", "distributed", "examples", "nn", "optim", "trainer")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", (*PAGES, *TRAINING))
+@pytest.mark.parametrize("page", (*PAGES, *(f"{name}.md" for name in TRAINING)))
 def test_the_blocks_of_a_page_run(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))
