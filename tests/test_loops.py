@@ -1,175 +1,17 @@
-"""Loops: scan and fori_loop against the same program written out, their gradients, plans and
-errors.
-"""
+"""Loops: scan and fori_loop against the same program written out, their gradients and errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from loop_cases import CASES, Scan, double, floats, leaves, loops_of, loss, moving, unrolled
 
 import eggpu as eg
-from eggpu.compiler import pytree
-from eggpu.compiler.errors import IRError
-from eggpu.compiler.ir import Graph, Kind
-from eggpu.compiler.pipeline import compile_graph
-from eggpu.compiler.reference import evaluate
-from eggpu.compiler.schedule.plan import Carry
-from eggpu.compiler.schedule.serialize import plan_from_json, plan_to_json
-from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE
-from eggpu.compiler.schedule.verify import verify_plan
+from eggpu.compiler.schedule.target import LLVMPIPE
 from eggpu.compiler.text import constant_table, parse_graph, print_graph
-from eggpu.compiler.verify import verify_graph
-
-RNG = np.random.default_rng(0)
-
-
-def floats(*shape: int) -> np.ndarray:
-    return RNG.normal(size=shape).astype(np.float32) / 2
-
-
-def unrolled(f: Any, init: Any, xs: Any, length: int | None = None, reverse: bool = False) -> Any:
-    """scan, written out."""
-    leaves, structure = pytree.flatten(xs)
-    count = length if length is not None else leaves[0].shape[0]
-    rows: list[Any] = [None] * count
-    carry = init
-    for t in reversed(range(count)) if reverse else range(count):
-        carry, rows[t] = f(carry, pytree.unflatten(structure, [x[t] for x in leaves]))
-    flat = [pytree.flatten(row) for row in rows]
-    stacks = [eg.stack([row[k] for row, _ in flat]) for k in range(len(flat[0][0]))]
-    return carry, pytree.unflatten(flat[0][1], stacks)
-
-
-Scan = Callable[..., Any]
-
-
-def lstm(scan: Scan, w: Any, b: Any, h: Any, c: Any, xs: Any) -> Any:
-    def step(carry: Any, x: Any) -> Any:
-        h, c = carry
-        z = x + h @ w + b
-        i, f, g, o = (z[:, k * 4 : (k + 1) * 4] for k in range(4))
-        c = eg.sigmoid(f) * c + eg.sigmoid(i) * eg.tanh(g)
-        h = eg.sigmoid(o) * eg.tanh(c)
-        return (h, c), h
-
-    return scan(step, (h, c), xs)
-
-
-def running(scan: Scan, w: Any, xs: Any) -> Any:
-    """A matrix that is multiplied up, with rows of odd sizes, integers and a backward direction."""
-
-    def step(carry: Any, x: Any) -> Any:
-        a, n = carry
-        a = eg.tanh(a @ w + x["v"])
-        return (a, n + x["k"]), (a.sum(), {"twice": 2 * n, "a": a[0]})
-
-    init = (eg.ones((3, 3)), eg.array(2))
-    return scan(step, init, {"v": xs, "k": eg.arange(xs.shape[0])}, reverse=True)
-
-
-def nested(scan: Scan, w: Any, xs: Any) -> Any:
-    def outer(h: Any, block: Any) -> Any:
-        def inner(h: Any, x: Any) -> Any:
-            h = eg.tanh(h * w + x)
-            return h, h * h
-
-        h, squares = scan(inner, h, block)
-        return h * 0.5, (squares, h)
-
-    return scan(outer, xs[0, 0] * 0, xs)
-
-
-def seen(scan: Scan, w: Any, table: Any, xs: Any) -> Any:
-    """No carry, and values from around the loop: one of them is moved, one of them is computed."""
-
-    def step(carry: None, x: Any) -> Any:
-        return carry, eg.tanh(table[x] @ w.T) + eg.exp(w[:, 0])
-
-    return scan(step, None, xs)
-
-
-def handed(scan: Scan, a: Any, b: Any) -> Any:
-    """Carries that change places, stay as they are, are numbers, or are never read."""
-
-    def step(carry: Any, _: None) -> Any:
-        a, b, fixed, unused = carry
-        return (b, a + fixed, fixed, unused * 2), eg.zeros(3)
-
-    return scan(step, (a, b, b * 2, a), None, 6)
-
-
-def window(scan: Scan, x: Any) -> Any:
-    """A carry of which each run writes one element."""
-
-    def step(total: Any, i: Any) -> Any:
-        at = eg.array(i)
-        return eg.where(eg.arange(total.shape[0]) == at, total.sum() * 0.1 + 1, total), total[0]
-
-    return scan(step, x, eg.arange(5))
-
-
-def cache(scan: Scan, x: Any, rows: Any) -> Any:
-    """A window of a carry is written in each run, and rows of it are read."""
-
-    def step(carry: Any, row: Any) -> Any:
-        at, store = carry
-        store = eg.dynamic_update_slice(store, row[None] + store[0], (at, 0))
-        return (at + 1, store), store.sum()
-
-    return scan(step, (eg.array(1), x), rows)
-
-
-CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
-    "lstm": (lstm, (floats(4, 16), floats(16), floats(2, 4), floats(2, 4), floats(5, 2, 16))),
-    "running": (running, (floats(3, 3), floats(4, 3, 3))),
-    "nested": (nested, (floats(4), floats(3, 2, 4))),
-    "seen": (seen, (floats(5, 3), floats(7, 3), np.array([6, 0, 3], np.int32))),
-    "handed": (handed, (floats(3), floats(3))),
-    "window": (window, (floats(6),)),
-    "cache": (cache, (floats(7, 4), floats(4, 4))),
-}
-
-
-def leaves(tree: Any) -> list[Any]:
-    return pytree.flatten(tree)[0]
-
-
-def loss(case: str, scan: Scan) -> Callable[..., Any]:
-    function, args = CASES[case]
-    rng = np.random.default_rng(7)
-    weights = [
-        rng.normal(size=np.shape(y)).astype(np.float32)
-        for y in leaves(function(unrolled, *map(eg.array, args)))
-        if y.dtype.kind == "f"
-    ]
-
-    def run(*args: Any) -> Any:
-        found = [y for y in leaves(function(scan, *args)) if y.dtype.kind == "f"]
-        return sum(
-            (y * np.float32(0.3 + k) * (y + w)).sum()
-            for k, (y, w) in enumerate(zip(found, weights, strict=True))
-        )
-
-    return run
-
-
-def moving(args: tuple[np.ndarray, ...]) -> tuple[int, ...]:
-    return tuple(k for k, x in enumerate(args) if x.dtype == np.float32)
-
-
-def double(function: Callable[..., Any], args: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    graph = eg.trace(function, *args)
-    verify_graph(graph)
-    exact = [x.astype(np.float64) if x.dtype == np.float32 else x for x in args]
-    return evaluate(graph, exact, np.float64)
-
-
-def loops_of(graph: Graph) -> list[Any]:
-    return [n.op for n in graph.nodes() if n.kind is Kind.LOOP]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -212,22 +54,6 @@ def test_kernels_give_values_and_gradients(case: str, optimize: bool) -> None:
     found = leaves(eg.compile(both, optimize=optimize)(*args))
     for got, exact in zip(found, double(both, args), strict=True):
         np.testing.assert_allclose(got.numpy(), exact, rtol=2e-5, atol=1e-5)
-
-
-def test_the_body_is_there_once_whatever_the_length() -> None:
-    def run(xs: Any) -> Any:
-        return eg.scan(lambda c, x: (c * 0.5 + x, c), eg.zeros(8), xs)
-
-    sizes = [len(eg.trace(run, np.zeros((n, 8), np.float32)).nodes()) for n in (3, 300)]
-    assert sizes[0] == sizes[1]
-    step = eg.compile(run)
-    before = eg.device().counters.dispatches
-    step(np.zeros((300, 8), np.float32))[0].numpy()
-    made = eg.device().counters.dispatches - before
-    (loop,) = step.plan.loops
-    outside = len(step.plan.kernels) - (loop.stop - loop.start)
-    assert loop.count == 300
-    assert made == outside + 300 * (loop.stop - loop.start)
 
 
 def test_a_gradient_shares_the_forward_loop() -> None:
@@ -275,38 +101,13 @@ def test_random_numbers_differ_from_run_to_run_by_their_keys() -> None:
     assert len({row.tobytes() for row in found}) == 5
 
 
-def test_a_window_of_a_carry_is_written_in_place() -> None:
-    """The whole is copied once, before the loop, and not at all where it is an argument that may be
-    written over.
-    """
-    args = floats(4000, 16), floats(30, 16)
-
-    def run(store: Any, rows: Any) -> Any:
-        def step(carry: Any, row: Any) -> Any:
-            at, store = carry
-            return (at + 1, eg.dynamic_update_slice(store, row[None], (at, 0))), None
-
-        return eg.scan(step, (eg.array(5), store), rows)[0][1]
-
-    want = args[0].copy()
-    want[5:35] = args[1]
-    for donate in ((), ("store",)):
-        step = eg.compile(run, donate=donate)
-        np.testing.assert_array_equal(step(*args).numpy(), want)
-        (loop,) = step.plan.loops
-        inside = step.plan.kernels[loop.start : loop.stop]
-        assert sum(k.bytes_written for k in inside) < 1000
-        before = [k for k in step.plan.kernels[: loop.start] if k.bytes_written >= args[0].nbytes]
-        assert len(before) == (not donate)
-
-
 def test_text_gives_loops_back() -> None:
     args = CASES["nested"][1]
     graph = eg.trace(eg.grad(loss("nested", eg.scan)), *args)
     again = parse_graph(print_graph(graph), constant_table(graph))
     assert all(a is b for a, b in zip(again.outputs, graph.outputs, strict=True))
     assert print_graph(again) == print_graph(graph)
-    assert "test_loops.py" in print_graph(loops_of(graph)[0].body.replace(sources=graph.sources))
+    assert "loop_cases.py" in print_graph(loops_of(graph)[0].body.replace(sources=graph.sources))
 
 
 def test_lines_of_the_body_do_not_change_the_key() -> None:
@@ -327,80 +128,6 @@ def test_lines_of_the_body_do_not_change_the_key() -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
-@dataclass
-class Compiled:
-    graph: Graph
-    plan: Any
-
-
-@pytest.fixture(scope="module")
-def gradient() -> Compiled:
-    graph = eg.trace(eg.grad(loss("lstm", eg.scan), (0, 1, 2, 3, 4)), *CASES["lstm"][1])
-    return Compiled(graph, compile_graph(graph, LLVMPIPE).plan)
-
-
-def test_plans_are_saved_with_their_loops(gradient: Compiled) -> None:
-    plan = gradient.plan
-    assert plan_from_json(plan_to_json(plan)) == plan
-    assert len(plan.loops) == 2
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_plans_for_gpus_are_sound(case: str) -> None:
-    """Their rows need offsets that 256 divides; compile_graph checks the plan in the end."""
-    args = CASES[case][1]
-    graph = eg.trace(eg.grad(loss(case, eg.scan), moving(args)), *args)
-    plan = compile_graph(graph, FLOOR).plan
-    for row in (row for loop in plan.loops for row in loop.rows):
-        assert row.step % 256 == 0
-
-
-def test_a_plan_that_reads_a_carry_too_late_is_refused(gradient: Compiled) -> None:
-    plan = gradient.plan
-    loop = plan.loops[0]
-    carry = loop.carries[0]
-    size, mine = plan.buffers[carry.even].nbytes, (carry.even, carry.odd)
-    scratch = [n for n, b in enumerate(plan.buffers) if (b.place[0], b.nbytes) == ("arena", size)]
-    other = next(n for n in scratch if n not in mine)
-    wrong = Carry(carry.value, carry.after, other, carry.even, carry.odd)
-    changed = replace(loop, carries=(wrong, *loop.carries[1:]))
-    bad = replace(plan, loops=(changed, *plan.loops[1:]))
-    with pytest.raises(IRError, match=r"reads .*, but its bytes"):
-        verify_plan(bad, LLVMPIPE)
-
-
-def test_a_plan_whose_rows_leave_their_stack_is_refused(gradient: Compiled) -> None:
-    plan = gradient.plan
-    loop = plan.loops[0]
-    row = replace(loop.rows[0], step=loop.rows[0].step * 2)
-    changed = replace(loop, rows=(row, *loop.rows[1:]))
-    with pytest.raises(IRError, match=r"rows of .* leave"):
-        verify_plan(replace(plan, loops=(changed, *plan.loops[1:])), LLVMPIPE)
-
-
-def test_plan_text_counts_runs() -> None:
-    from eggpu.compiler.schedule.show import memory_map, plan_text
-
-    graph = eg.trace(lambda x: eg.scan(lambda c, r: (c + r, c), x[0], x), floats(6, 8))
-    plan = compile_graph(graph, LLVMPIPE).plan
-    text = plan_text(plan)
-    assert "  loop 0: kernels 1 to 1 run 6 times, with 1 carry and 2 stacks" in text
-    assert "runs" in text.splitlines()[1]
-    assert "loop 0" in memory_map(plan)
-
-
-def test_profile_and_reports_know_loops() -> None:
-    step = eg.compile(lambda x: eg.scan(lambda c, r: (eg.tanh(c + r), c), x[0], x), name="cell")
-    x = floats(6, 8)
-    step(x)
-    assert len(step.profile(x).ns) == len(step.plan.kernels)
-    inside = [k for k in step.profile(x).kernels if k.runs == 6]
-    assert len(inside) == step.plan.loops[0].stop - step.plan.loops[0].start
-    assert step.report.joint is not None
-    assert step.report.joint.launches >= 6
-    assert "loop(" in step.explain(x)
-
-
 def test_the_op_of_a_nan_is_found_inside_a_loop() -> None:
     from eggpu.train.nans import find_not_finite
 
@@ -411,20 +138,6 @@ def test_the_op_of_a_nan_is_found_inside_a_loop() -> None:
     assert found is not None
     assert found.op == "log of row 2"
     assert "test_loops.py" in found.source
-
-
-def test_a_value_that_two_parts_need_is_stored_once() -> None:
-    """Movement of an argument is no value that parts hand on, but each may want it stored."""
-    table, ids = floats(30, 16), np.arange(24, dtype=np.int32).reshape(6, 4)
-
-    def loss(table: Any, w: Any) -> Any:
-        x = eg.take(table, ids, axis=0)
-        return eg.scan(lambda h, r: (eg.tanh(h + r), h), x[0] @ w, x @ w)[1].sum()
-
-    args = (table, floats(16, 16))
-    step = eg.compile(eg.grad(loss, (0, 1)))
-    for got, exact in zip(step(*args), double(eg.grad(loss, (0, 1)), args), strict=True):
-        np.testing.assert_allclose(got.numpy(), exact, rtol=1e-4, atol=1e-5)
 
 
 def test_fori_loop_counts() -> None:

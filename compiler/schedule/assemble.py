@@ -23,8 +23,9 @@ from .plan import Access, Binding, Buffer, Constant, Kernel, Plan, Repeat
 from .program import Array, Lower, Program
 from .recompute import recomputed
 from .repeat import Embedding, LoopSource, opened
-from .selection import Group, LoopGroup, Selection, body
+from .selection import Group, Selection, body
 from .target import Target
+from .times import Times, parts_of
 
 Place = tuple[str, int] | tuple[str, int, int]
 
@@ -64,7 +65,7 @@ class TooLittleMemory(CompileError):
 
 def _limited(plain: _Memory, target: Target, limit: int) -> Plan:
     """The plan with images copied late and values computed again, within a limit of bytes."""
-    time = _Times(plain.program.groups, plain.steps, target.profile.launch)
+    time = Times(plain.program.groups, plain.steps, target.profile.launch)
     plan = plain.plan(ahead=1)
     if plan.peak_bytes <= limit:
         return plan
@@ -273,7 +274,7 @@ class _Memory:
         table = _Buffers(self)
         inputs = tuple(table.number(value) for value in program.inputs)
         outputs = tuple(table.number(result.value) for result in program.results)
-        time = _Times(program.groups, self.kept, self.launch)
+        time = Times(program.groups, self.kept, self.launch)
         kernels: list[Kernel] = []
         loops: list[Repeat] = []
         for step in self.kept:
@@ -411,39 +412,9 @@ def _binding_names(source: KernelSource) -> list[str]:
 
 def _texts(step: Step, program: Program, of: Mapping[Node, str]) -> tuple[str, ...]:
     """What `of` says about the nodes that a step's groups compute, each text once."""
-    groups = (program.groups[part.group] for part in _parts(step))
+    groups = (program.groups[part.group] for part in parts_of(step))
     nodes = (n for g in groups if isinstance(g, Group) for n in body(g))
     return tuple(dict.fromkeys(t for n in nodes if (t := of.get(n))))
-
-
-def _parts(step: Step) -> tuple[Step, ...]:
-    return step.parts if isinstance(step, Merged) else (step,)
-
-
-class _Times:
-    """The predicted time of a step: its group's, shared among the steps by the bytes they move."""
-
-    def __init__(
-        self, groups: Sequence[Group | LoopGroup], steps: Sequence[Step], launch: float
-    ) -> None:
-        self._groups, self._launch = groups, launch
-        self._moved: dict[int, int] = {}
-        parts = {id(part.source): part for whole in steps for part in _parts(whole)}
-        for step in parts.values():  # one that runs again counts once
-            self._moved[step.group] = self._moved.get(step.group, 0) + self._bytes(step)
-
-    def _bytes(self, step: Step) -> int:
-        return 1 + step.source.bytes_read + step.source.bytes_written
-
-    def __call__(self, step: Step) -> float:
-        parts = _parts(step)
-        saved = (len(parts) - 1) * self._launch
-        return max(sum(map(self._one, parts)) - saved, self._launch if saved else 0.0)
-
-    def _one(self, step: Step) -> float:
-        group = self._groups[step.group]
-        assert isinstance(group, Group)
-        return group.predicted_ns * self._bytes(step) / self._moved[step.group]
 
 
 @dataclass(slots=True)
