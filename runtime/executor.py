@@ -254,7 +254,7 @@ class Executable:
         """One buffer a result. Consumes what was donated."""
         plan, made = self.plan, places.made
         results: dict[int, DeviceBuffer] = {}
-        for b in plan.outputs:
+        for b in dict.fromkeys(plan.outputs):  # two results may be one value
             match plan.buffers[b].place:
                 case ("pack", p, offset):
                     slab = places.packs[p]
