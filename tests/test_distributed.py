@@ -239,6 +239,22 @@ def test_a_loss_that_is_not_finite_ends_all(tmp_path: Path) -> None:
         Threads(2).run(work)
 
 
+@pytest.mark.skipif("shader-f16" not in eg.device().target.features, reason="needs f16")
+def test_mixed_precision_in_processes(tmp_path: Path) -> None:
+    one = fit(trainer(net(), precision="mixed"), tmp_path / "one")
+
+    def work(group: Group) -> tuple[Result, Trainer]:
+        made = trainer(net(), precision="mixed", distributed=group)
+        return fit(made, tmp_path / f"rank{group.rank}"), made
+
+    (first, made), (second, _) = Threads(2).run(work)
+    np.testing.assert_allclose(losses(first), losses(one), rtol=2e-3)
+    assert losses(first) == losses(second)
+    assert any("f16" in text for text in made.step.gradient.wgsl.values())
+    assert not any("f16" in text for text in made.step.update.wgsl.values())
+    assert float(made.state.scale) >= 256
+
+
 @pytest.fixture(scope="module")
 def second() -> Device:
     """Another device of the adapter in use."""

@@ -47,15 +47,17 @@ class DataParallel:
     arguments of the batch that have no axes. Called as `model, state, loss = step(model, state,
     *batch)` with this process's share of the batch, which its `devices` share again. Loss,
     gradients and moved states are means over all of them, so that the losses are those of one
-    process with the whole batch.
+    process with the whole batch. `options` are those of `eg.compile`, for loss and gradients.
     """
 
     def __init__(
         self, gradient: Gradient, update: Update, group: Group | None = None,
-        devices: Sequence[Device] = (), name: str = "model",
+        devices: Sequence[Device] = (), name: str = "model", **options: Any,
     ) -> None:  # fmt: skip
         self.group, self.devices = group or Group(), tuple(devices)
-        self.gradient: Compiled = eg.compile(_taken_apart(gradient), name=f"{name}_gradient")
+        self.gradient: Compiled = eg.compile(
+            _taken_apart(gradient), name=f"{name}_gradient", **options
+        )
         self.update: Compiled = eg.compile(
             _put_together(update), donate=("model", "state"), name=f"{name}_update"
         )

@@ -150,7 +150,7 @@ def _trainer(config: BERTConfig, corpus: Corpus, text: Sequence[str | Path], run
         config.lr, steps=run.steps, warmup=run.steps // 20, floor=config.lr * 0.02
     )
     adamw = optim.adamw(schedule, b2=0.99, weight_decay=config.weight_decay)
-    how = options("bert", config, run) | {"unit": "windows"}
+    how: dict[str, Any] = options("bert", config, run) | {"unit": "windows"}
     how["config"] |= {
         "characters": corpus.vocabulary.characters,
         "text": [str(Path(p).resolve()) for p in text],

@@ -137,7 +137,7 @@ def _trainer(
     )
     adamw = optim.adamw(schedule, b2=0.99, weight_decay=config.weight_decay)
     clipped = optim.clipped(adamw, norm=config.clip)
-    how = options("lora", config, run) | {"unit": "windows"}
+    how: dict[str, Any] = options("lora", config, run) | {"unit": "windows"}
     how["config"] |= {
         "base": str(path.resolve()),
         "text": [str(Path(p).resolve()) for p in text],

@@ -63,17 +63,17 @@ class Trainer:
         self.group, self.devices = distributed or Group(), tuple(devices)
         self.step: Any
         if self.group.size > 1 or len(self.devices) > 1:
-            if precision == "mixed":
-                raise TrainingError("precision='mixed' trains on one device of one process")
             gradient = loss_and_gradient(loss, seed)
-            self.step = DataParallel(gradient, optimizer.update, self.group, self.devices, name)
+            self.step = DataParallel(
+                gradient, optimizer.update, self.group, self.devices, name, precision=precision
+            )
         else:
             step = training_step(loss, optimizer, seed)
             self.step = eg.compile(
                 step, donate=("model", "state"), name=f"{name}_step", precision=precision
             )
-        self._means = {"loss": evaluation or loss, **(metrics or {})}
-        self._evaluate = eg.compile(_evaluation(self._means), name=f"{name}_valid")
+        self.means = {"loss": evaluation or loss, **(metrics or {})}
+        self._evaluate = eg.compile(_evaluation(self.means), name=f"{name}_valid")
 
     def evaluate(self, batches: Sequence[Batch] | None = None) -> dict[str, float]:
         """Loss and metrics over batches (the validation ones), each weighed by its examples."""
@@ -82,7 +82,7 @@ class Trainer:
             return {}
         sizes = [len(batch[0]) for batch in chosen]
         found = [self._evaluate(self.model, batch) for batch in chosen]
-        names = list(self._means)
+        names = list(self.means)
         rows = [[float(one[n]) for n in names] for one in found]
         means = np.average(np.array(rows, np.float64), axis=0, weights=sizes)
         return dict(zip(names, map(float, means), strict=True))
@@ -116,7 +116,7 @@ class Trainer:
         """The callbacks of this process: all in the first one, none in the others."""
         return () if self.group.rank else self.callbacks
 
-    def part(self, i: int) -> Batch:
+    def part(self, i: int) -> Any:
         """This process's share of batch i."""
         return share(self.batches[i], self.group.rank, self.group.size)
 
@@ -307,6 +307,6 @@ class _TrainerTask(Task):
         self, step: int, loss: float = float("nan"), values: dict[str, float] | None = None
     ) -> Moment:
         return Moment(
-            step, self.run.out, tuple(self.trainer._means) if self.trainer.valid else (),
+            step, self.run.out, tuple(self.trainer.means) if self.trainer.valid else (),
             self.model, self.state, lambda path: self.save(path, step), loss, values or {},
         )  # fmt: skip
