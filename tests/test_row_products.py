@@ -59,7 +59,7 @@ def test_packed_matrices(format_: str, rows: int, outputs: int, blocks: int) -> 
     assert len(plan.kernels) == 1, [k.name for k in plan.kernels]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 2, 4, 7, 8])
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (7, 4), (33, 100), (48, 2048)])
 def test_plain_matrices(rows: int, outputs: int, inputs: int) -> None:
     matrix = RNG.normal(size=(outputs, inputs)).astype(np.float32)

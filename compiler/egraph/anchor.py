@@ -12,6 +12,7 @@ from ..schedule.target import Target
 from ..schedule.tile import candidates
 from ..schedule.tile_attention import Pass, attention_candidates
 from ..schedule.tile_decode import FORMS, decode_ns, decode_shape, decode_tile
+from ..schedule.tile_rows import ROWS
 from ..types import Type
 from .graph import Problem
 
@@ -34,6 +35,7 @@ class Anchor(NamedTuple):
     b_moved: bool = False
     results: tuple[int, ...] = ()
     words: tuple[float, float] = (1.0, 1.0)
+    rows: bool = False  # a product with few rows that shares its kernel
 
 
 class AnchorCost(NamedTuple):
@@ -78,7 +80,7 @@ def anchor_cost(p: Problem, target: Target, a: Anchor) -> AnchorCost | None:
 
 def _contraction(target: Target, out: Type, k: int, flops: float, a: Anchor) -> AnchorCost:
     shape = (math.prod(out.shape[:-2]), out.shape[-2], out.shape[-1], k)
-    efficiency, splits = _tiling(target, *shape, a.a_moved, a.b_moved, a.words)
+    efficiency, splits = _tiling(target, *shape, a.a_moved, a.b_moved, a.words, a.rows)
     busy = flops / target.profile.contract / efficiency
     if splits == 1 or target.kind == "cpu":  # whose efficiencies count the kernel that adds up
         return AnchorCost(busy, splits > 1, 0.0, flops)
@@ -87,11 +89,20 @@ def _contraction(target: Target, out: Type, k: int, flops: float, a: Anchor) -> 
 
 @lru_cache(maxsize=4096)
 def _tiling(
-    target: Target, batch: int, m: int, n: int, k: int, a_moved: bool, b_moved: bool,
+    target: Target,
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    a_moved: bool,
+    b_moved: bool,
     words: tuple[float, float],
+    rows: bool,
 ) -> tuple[float, int]:
     axes = "m" if a_moved else "k", "k" if b_moved else "n"
-    tile = candidates(target, batch, m, n, k, *axes, 1, words)[0]
+    found = candidates(target, batch, m, n, k, *axes, 200 if rows else 1, words)
+    alone = [t for t in found if t.template == ROWS and t.splits == 1 and not t.swap]
+    tile = alone[0] if rows and alone else found[0]
     return max(1e-3, tile.efficiency / _best_product(target)), tile.splits
 
 

@@ -129,10 +129,10 @@ def _descend_anchor(p: Problem, b: Body, w: Work, c: int) -> None:
     kids = p.kids[n]
     a, z = (k in b.space and p.role[b.choice[k]] == TRANS for k in (kids[0], kids[-1]))
     results = {p.mark[b.choice[x]] for x in b.classes if p.role[b.choice[x]] == GET}
-    words = (1.0, 1.0)
+    words, joined = (1.0, 1.0), len(b.anchors) > 1 or bool(b.patterns)
     if p.role[n] == CONTRACT:
         words = _words(p, b, kids[0]), _words(p, b, kids[-1])
-    w.anchors.append(Anchor(n, a, z, tuple(sorted(results)), words))
+    w.anchors.append(Anchor(n, a, z, tuple(sorted(results)), words, joined))
     share = getattr(p.snapshot.ops[n], "read_share", 1.0)
     for place, (k, again) in enumerate(zip(kids, _rereads(p, n), strict=True)):
         part = math.ceil(p.numel[k] * share) if place in KEYED else p.numel[k]

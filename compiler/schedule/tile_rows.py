@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .tile import Product, Tile
 
 ROWS = "contract_rows.wgsl.j2"
-MOST_ROWS = 4
+MOST_ROWS = 8
 SUBGROUPS = 264  # that keep a large GPU busy
 PACKED = 0.75  # words an element, below which several are in a word
 

@@ -22,7 +22,7 @@ from ...types import i32
 from ..patterns import ProgramRule
 
 MOST_OPERANDS = 8  # more would not fit the bindings of a kernel
-FEW_ROWS = 4  # that products share too little to be one
+FEW_ROWS = 8  # that products share too little to be one
 
 
 def _independent(members: list[Node], place: dict[Node, int]) -> bool:
