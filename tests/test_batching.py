@@ -9,6 +9,7 @@ from eggpu.generate import Generator, Sampling
 from eggpu.generate.batching import Batcher, BusyError
 from eggpu.generate.generator import GenerationError
 
+pytestmark = pytest.mark.timeout(300)  # the first test waits for all plans
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 3, 8, 46, 2, 6, 43]
 SIZES = (4, 16)
 

@@ -12,6 +12,7 @@ from eggpu.generate import Generator, Sampling, load_language_model
 from eggpu.generate.batching import Batcher
 from eggpu.serve import Engine, application
 
+pytestmark = pytest.mark.timeout(300)  # the first test waits for all plans
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]

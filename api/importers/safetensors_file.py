@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from eggpu.importers.small_floats import SMALL_FLOATS
 from eggpu.importers.tensors import PLAIN, ModelFileError, Tensor, Weights, placed
 
 _MOST_HEADER = 100 << 20  # bytes, the format's own limit
-_FORMATS = {name: name for name in PLAIN} | {"F8_E4M3FN": "F8_E4M3"}
+_FORMATS = {name: name for name in (*PLAIN, *SMALL_FLOATS)} | {"F8_E4M3FN": "F8_E4M3"}
 
 
 def open_safetensors(path: str | Path) -> Weights:

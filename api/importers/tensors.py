@@ -13,6 +13,7 @@ from eggpu.compiler.errors import EggpuError
 from eggpu.compiler.tracing import Array, array
 from eggpu.importers.formats import FORMATS
 from eggpu.importers.packed import Packed, pack
+from eggpu.importers.small_floats import SMALL_FLOATS
 
 Matrix = Array | Packed
 MOST_AXES = 8
@@ -21,6 +22,7 @@ _SHOWN = 6
 # Formats of single elements: the NumPy type that holds them in the file.
 PLAIN = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1",
+    "F8_E8M0": "u1", "F8_E4M3FNUZ": "u1", "F8_E5M2FNUZ": "u1",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2",
     "U8": "u1", "BOOL": "u1",
 }  # fmt: skip
@@ -61,8 +63,8 @@ class Tensor:
                 return held.astype(np.float32)
             case "BF16":
                 return (held.astype(np.uint32) << np.uint32(16)).view(np.float32)
-            case "F8_E4M3" | "F8_E5M2":
-                return _EIGHT_BITS[self.format][held]
+            case kind if kind in SMALL_FLOATS:
+                return SMALL_FLOATS[kind][held]
             case "BOOL":
                 return held != 0
             case _:
@@ -70,6 +72,8 @@ class Tensor:
 
 
 def _blocks(tensor: Tensor) -> np.ndarray:
+    if tensor.format in _BELOW_A_BYTE:
+        return SMALL_FLOATS[tensor.format][_bits(tensor)]
     if tensor.format in FORMATS:
         rows = tensor.nbytes // FORMATS[tensor.format].nbytes
         matrix = pack(tensor.raw(), tensor.format, (rows, FORMATS[tensor.format].block))
@@ -95,22 +99,11 @@ def _narrow(tensor: Tensor, held: np.ndarray) -> np.ndarray:
     return held.astype(wanted)
 
 
-def _eight_bits(exponent_bits: int) -> np.ndarray:
-    """All 256 values of an 8-bit float (Micikevicius et al., 2022)."""
-    mantissa_bits, bias = 7 - exponent_bits, (1 << (exponent_bits - 1)) - 1
-    code = np.arange(256)
-    exponent = (code & 127) >> mantissa_bits
-    mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
-    normal = np.ldexp(1 + mantissa, exponent - bias)
-    value = np.where(exponent > 0, normal, np.ldexp(mantissa, 1 - bias))
-    if exponent_bits == 5:
-        value = np.where(exponent == 31, np.where(mantissa == 0, np.inf, np.nan), value)
-    else:
-        value = np.where(code & 127 == 127, np.nan, value)
-    return np.where(code & 128, -value, value).astype(np.float32)
-
-
-_EIGHT_BITS = {"F8_E4M3": _eight_bits(4), "F8_E5M2": _eight_bits(5)}
+def _bits(tensor: Tensor) -> np.ndarray:
+    """The codes of floats of 4 or 6 bits, the first in the lowest bits."""
+    width = _BELOW_A_BYTE[tensor.format]
+    bits = np.unpackbits(tensor.raw(), bitorder="little").reshape(-1, width)
+    return np.packbits(bits, axis=1, bitorder="little")[:, 0]
 
 
 def placed(
@@ -139,10 +132,16 @@ def placed(
     return Tensor(name, tuple(shape), format_, path, offset, needed)
 
 
+# Floats that are no whole bytes, and their bits.
+_BELOW_A_BYTE = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+
 def block_size(format_: str) -> tuple[int, int]:
     """(elements, bytes) of a block."""
     if format_ in FORMATS:
         return FORMATS[format_].block, FORMATS[format_].nbytes
+    if format_ in _BELOW_A_BYTE:
+        return (2, 1) if _BELOW_A_BYTE[format_] == 4 else (4, 3)
     return OTHER_BLOCKS[format_]
 
 
