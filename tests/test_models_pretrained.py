@@ -217,3 +217,23 @@ def test_the_bench_times_both_steps():
     if row["theirs"]:
         assert row["equal_tokens"] == 2
     assert "submission a token" in bench.text(row)
+
+
+def test_the_blocks_of_the_page_run(capsys):
+    import re
+    from pathlib import Path
+
+    text = (Path(__file__).parents[1] / "docs" / "pretrained.md").read_text(encoding="utf-8")
+    names = {"__name__": "pretrained"}
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert len(blocks) >= 7
+    for block in blocks:
+        line = text[: block.start(1)].count("\n")
+        exec(compile("\n" * line + block[1], "docs/pretrained.md", "exec"), names)
+    out = capsys.readouterr().out
+    for told in (
+        "blk.0.attn_q.weight: Q4_1[576, 576]",
+        "(1, 4, 49152) Packed(Q4_1[576, 576])",
+        "The capital of France is Paris.stop",
+    ):
+        assert told in out
