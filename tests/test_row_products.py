@@ -95,6 +95,15 @@ def test_a_row_times_a_packed_matrix_is_a_row_product() -> None:
         assert "array<vec4<u32>>" in kernel.wgsl
 
 
+@pytest.mark.parametrize("rows", [5, 12, 16, 17])
+def test_more_rows_of_a_packed_matrix(rows: int) -> None:
+    """Up to 16 rows the matrix stays packed; more are a matter of cost."""
+    weight, reference = quantized("Q4_1", 200, 192)
+    plan = checked(weight, reference, rows)
+    if rows <= 16 and eg.device().target.kind == "cpu":
+        assert [k.template for k in plan.kernels] == [ROWS]
+
+
 def test_the_price_knows_how_much_is_read() -> None:
     packed = candidates(LLVMPIPE, 1, 1, 4096, 4096, "k", "k", 1, (1.0, 0.16))[0]
     plain = candidates(LLVMPIPE, 1, 1, 4096, 4096, "k", "k", 1, (1.0, 1.0))[0]

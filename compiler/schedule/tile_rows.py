@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from .tile import Product, Tile
 
 ROWS = "contract_rows.wgsl.j2"
-MOST_ROWS = 8
+MOST_ROWS = 8  # that share kernels
+MOST_PACKED_ROWS = 16  # of a product with a packed matrix
+MOST_SUMS = 32  # of a lane, or kernels take long to compile
 SUBGROUPS = 264  # that keep a large GPU busy
 PACKED = 0.75  # words an element, below which several are in a word
 
 # measured nanoseconds of one core for 8 lanes
 _LOAD4, _LOAD1, _STORE = 26.0, 13.0, 10.0
-_MULTIPLY_ADD, _SHUFFLE, UNPACK, _GROUP = 0.3, 1.0, 0.6, 150.0
+_MULTIPLY_ADD, _SHUFFLE, UNPACK, _GROUP = 0.3, 0.5, 0.6, 150.0
 
 
 def shares_rows(target: Target, rows: Sequence[int], result: Sequence[int]) -> bool:
@@ -50,8 +52,13 @@ def lane_tiles(target: Target, product: Product) -> Iterator[Tile]:
         busy = min(1.0, tiles / SUBGROUPS)
         yield Tile(
             template=ROWS,
-            params=(("L", target.subgroup), ("R", each), ("fours", False), ("splits", 1),
-                    ("grid", grid)),
+            params=(
+                ("L", target.subgroup),
+                ("R", each),
+                ("fours", False),
+                ("splits", 1),
+                ("grid", grid),
+            ),
             grid=grid,
             workgroup=(target.subgroup, 1, 1),
             workgroup_bytes=0,
@@ -65,11 +72,12 @@ def row_tiles(target: Target, product: Product) -> Iterator[Tile]:
     from .tile import BEST_FLOP_PER_NS, Tile, fold, split_counts
 
     p, lanes = product, target.subgroup
-    if p.m > MOST_ROWS or p.k % 4:
+    most = MOST_PACKED_ROWS if p.words[1] < PACKED else MOST_ROWS
+    if p.m > most or p.k % 4:
         return
     fours = p.b_axis == "n"
     for each in (4, 8) if fours else (1, 2, 4):
-        if each > 4 and each * p.m > 16:
+        if each * p.m > MOST_SUMS:
             break
         tiles = p.batch * ceil(p.n / (lanes * each))
         for splits in split_counts(tiles, 8, p.k, 256):
