@@ -344,3 +344,17 @@ def test_a_block_drops_weights_and_what_is_added() -> None:
     np.testing.assert_allclose(block.train(x, key=key)[0].numpy(), h.numpy(), 1e-6)
     still = nn.Block(8, 2, key=0)
     np.testing.assert_array_equal(still.train(x)[0].numpy(), still(x).numpy())
+
+
+def test_a_torch_state_is_copied_both_ways() -> None:
+    there = {"weight": np.ones((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
+    layer = eg.from_torch_state(nn.Linear(3, 2, key=0), there)
+    for value in there.values():
+        value += 5  # as an optimizer of PyTorch does
+    assert float(layer.bias.sum()) == 0  # type: ignore[union-attr]
+    assert float(layer.weight.sum()) == 6
+    back = eg.to_torch_state(layer)
+    for value in back.values():
+        value += 5
+    assert float(layer.bias.sum()) == 0  # type: ignore[union-attr]
+    assert float(layer.weight.sum()) == 6

@@ -48,7 +48,8 @@ def from_torch_state(model: M, state: Mapping[str, Any], names: Mapping[str, str
     for entry in entries:
         if entry.torch in given:
             value = given.pop(entry.torch)
-            found[entry.name] = value.T if entry.swapped and value.ndim == 2 else value
+            # a copy: PyTorch's optimizers change their tensors in place
+            found[entry.name] = np.array(value.T if entry.swapped and value.ndim == 2 else value)
     return load_state_dict(model, found | given)
 
 
@@ -63,7 +64,7 @@ def to_torch_state(model: Any, *, fused_attention: bool = False) -> dict[str, np
     out: dict[str, np.ndarray] = {}
     for entry in entries:
         value = arrays[entry.name].numpy()
-        out[entry.torch] = np.ascontiguousarray(value.T) if entry.swapped else value
+        out[entry.torch] = np.array(value.T if entry.swapped else value, order="C")
     for prefix in attentions if fused_attention else ():
         _put_together(out, prefix)
     return out
