@@ -16,7 +16,7 @@ from ..ops.fused import Get
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.space import Analysis
 from ..schedule.tile import Tile
-from ..schedule.tile_decode import FORMS, Shape, decode_shape, decode_tile
+from ..schedule.tile_decode import FORMS, Shape, decode_shape, decode_tiles
 from ..types import f32
 from .contract import Operand, load_cost, load_function, store_function, stores_fours, write_tile
 from .emitter import Emitter, Value
@@ -69,12 +69,12 @@ class _Decode:
         if isinstance(hint, Tile):
             return hint
         form = FORMS[self.op.name]
-        tile = decode_tile(self.job.target, form, self.shape)
-        if tile is None:
+        found = decode_tiles(self.job.target, form, self.shape)
+        if not found:
             raise CompileError(
                 f"illegal kernel: no template of {self.job.target.name} holds {self.node!r}"
             )
-        return tile
+        return self.job.ranked(found)
 
     def _whole(self, tile: Tile) -> KernelSource:
         """The kernel that computes the results themselves."""

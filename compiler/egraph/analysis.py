@@ -12,8 +12,10 @@ import itertools
 from collections.abc import Container, Iterable, Iterator
 
 from ..ir import Kind
+from ..ops.decode import DecodeBase
+from ..ops.fused import Attention
 from ..ops.move import inverse
-from .language import Family, families, float_text, integers_text
+from .language import Family, Form, families, float_text, integers_text
 from .patterns import BY_CONSTANT
 
 RANKS = range(1, 7)
@@ -102,6 +104,13 @@ def rules(declared: Container[str]) -> list[str]:
         for family in known
         if family.kind in _SAME_DTYPE and family.name not in SPELLS
     ]
+    out += [
+        _attended(family.form(arity))
+        for family in families().values()
+        if issubclass(family.cls, (Attention, DecodeBase))
+        for arity in range(3, 7)
+        if family.form(arity).name in declared
+    ]
     if "Neg" in declared:
         premises = f"(= root (Neg x)) (= a (uniform x)) (= b a) (= c (neg a)) {_NEW}"
         out.append(_rule(premises, "(set (uniform root) c)"))
@@ -129,6 +138,17 @@ def _settle(family: Family) -> str:
         f"({' '.join([family.name, *(f'x{i}' for i in range(family.least)), _names(family.name)])})"
     )
     return _rule(f"(= root {term}) (= c (uniform root))", f"(subsume {term})")
+
+
+def _attended(form: Form) -> str:
+    """The type of attention's output: rows of q, columns of v."""
+    operands = " ".join(f"x{i}" for i in range(form.arity))
+    attributes = " ".join(f"a{i}" for i in range(len(form.family.fields)))
+    return _rule(
+        f"(= root (Get ({form.name} {operands} {attributes}) 0)) (= d (dtype x0)) "
+        "(= s (shape x0)) (= t (shape x2)) (= n (vec-length s))",
+        "(set (dtype root) d) (set (shape root) (vec-set s (- n 1) (vec-get t (- n 1))))",
+    )
 
 
 def _rule(premises: str, actions: str) -> str:

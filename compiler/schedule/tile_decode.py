@@ -22,6 +22,7 @@ FORMS: dict[str, Form] = {
 
 THREADS = 256  # of a workgroup on a GPU
 _REGISTERS = 112  # floats of a thread on a GPU: queries and results
+_SCORES = 16  # of a thread at a time on a GPU
 _LANE_FLOATS = 1024  # of 8 lanes on llvmpipe, divided by 8: more takes seconds to compile
 _LEAST_KEYS = 64  # of a part of the keys
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -49,10 +50,16 @@ def decode_shape(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> 
 
 
 @lru_cache(maxsize=1024)
+def decode_tiles(target: Target, form: Form, shape: Shape) -> tuple[Tile, ...]:
+    """The tilings of a form, best first; none where no kernel fits the target."""
+    tiles = list(_tiles(target, form, shape))
+    tiles.sort(key=lambda tile: decode_ns(target, form, shape, tile))
+    return tuple(tiles)
+
+
 def decode_tile(target: Target, form: Form, shape: Shape) -> Tile | None:
     """The best tiling of a form; None where no kernel fits the target."""
-    tiles = [(decode_ns(target, form, shape, t), t.params, t) for t in _tiles(target, form, shape)]
-    return min(tiles, key=lambda found: found[:2])[2] if tiles else None
+    return next(iter(decode_tiles(target, form, shape)), None)
 
 
 def decode_ns(
@@ -64,7 +71,7 @@ def decode_ns(
     rows, splits = v["RB"], tile.splits
     assert isinstance(rows, int)
     workers = max(1.0, profile.bandwidth / profile.decode)
-    groups = s.heads * (s.rows // rows) * splits
+    groups = s.heads * ceil(s.rows / rows) * splits
     keys = s.keys * share / splits
     quads = ceil(s.d / 4) + ceil(s.dv / 4)
     if target.kind == "cpu":
@@ -104,12 +111,16 @@ class _Threads:
 def _threads(target: Target, form: Form, s: Shape) -> Iterator[_Threads]:
     """The shape of a workgroup: as many rows as registers hold, since each tile of rows reads all
     keys."""
-    for rows in (r for r in range(s.rows, 0, -1) if s.rows % r == 0):
-        found = _lanes(target, form, s, rows) if target.kind == "cpu" else None
-        if target.kind != "cpu":
-            found = next(_shared(target, form, s, rows), None)
-        if found is not None:
-            yield found
+    for rows in dict.fromkeys(ceil(s.rows / parts) for parts in range(1, s.rows + 1)):
+        if form == "phases" and s.rows % rows:
+            continue  # scores of a row are changed in place, so it stands once
+        if target.kind == "cpu":
+            lanes = _lanes(target, form, s, rows)
+            found = [] if lanes is None else [lanes]
+        else:
+            found = list(_shared(target, form, s, rows))
+        if found:
+            yield from found
             return
 
 
@@ -141,33 +152,43 @@ def _even(size: int, room: int) -> int:
 
 def _shared(target: Target, form: Form, s: Shape, rows: int) -> Iterator[_Threads]:
     """A GPU: neighboring threads along a head, so that they read neighboring elements."""
-    for across in (4, 8, 16, 32):
+    for across in (8, 16, 4, 32) if target.subgroup else (4, 8, 16):
         shuffle = target.subgroup >= across
         if across > 16 and not shuffle:
             return
-        step = 4 * across
-        chunks = ceil(s.d / step) * step, ceil(s.dv / step) * step
-        most = _REGISTERS // rows // 2 * across
-        if form == "phases":
-            if across < 16 and max(chunks) > 8 * step:
-                continue
-            chunks = tuple(min(c, max(step, most // step * step)) for c in chunks)  # type: ignore[assignment]
-        elif sum(chunks) > 2 * most:
-            continue
-        for unroll in (4, 2, 1):
-            if rows * unroll > 16:
-                continue
-            for threads in (256, 128, 64):
-                along = min(threads, target.max_invocations) // across
-                nbytes = 4 * along * chunks[1]
-                nbytes += 4 * threads if form == "phases" else 8 * rows * along
-                nbytes += 0 if shuffle else 4 * threads * rows * unroll
-                if along >= 1 and nbytes <= workgroup_budget(target):
-                    yield _Threads(rows, across, along, unroll, chunks, shuffle, nbytes)
+        fits = _across(target, form, s, rows, across, shuffle)
+        if fits is not None:
+            yield fits
+
+
+def _across(
+    target: Target, form: Form, s: Shape, rows: int, across: int, shuffle: bool
+) -> _Threads | None:
+    """The largest workgroup, and the most keys at a time, that registers and memory allow."""
+    step = 4 * across
+    chunks = ceil(s.d / step) * step, ceil(s.dv / step) * step
+    most = _REGISTERS // rows // 2 * across
+    if form == "phases":
+        if across < 16 and max(chunks) > 8 * step:
+            return None
+        room = max(step, most // step * step)
+        chunks = min(chunks[0], room), min(chunks[1], room)
+    elif sum(chunks) > 2 * most:
+        return None
+    for unroll in (4, 2, 1):
+        for threads in (THREADS, THREADS // 2, THREADS // 4):
+            along = min(threads, target.max_invocations) // across
+            nbytes = 4 * along * chunks[1]
+            nbytes += 4 * threads if form == "phases" else 8 * rows * along
+            nbytes += 0 if shuffle else 4 * threads * rows * unroll
+            small = along >= 1 and rows * unroll <= _SCORES and nbytes <= workgroup_budget(target)
+            if small:
+                return _Threads(rows, across, along, unroll, chunks, shuffle, nbytes)
+    return None
 
 
 def _tile(target: Target, form: Form, s: Shape, t: _Threads, splits: int) -> Tile:
-    grid = fold(s.heads * (s.rows // t.rows) * splits, target.max_groups)
+    grid = fold(s.heads * ceil(s.rows / t.rows) * splits, target.max_groups)
     params: dict[str, Value] = {
         "RB": t.rows, "TX": t.across, "TY": t.along, "U": t.unroll, "shuffle": t.shuffle,
         "grid": grid,

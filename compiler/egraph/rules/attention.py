@@ -156,8 +156,9 @@ GROUPS = (
     *(
         _rule(f"group-heads-{form.lower()}{case}",
               f"(Get (Attention{form} {_SAME} {operands}c h i w u {kind} 1 {bounded} none) 0)",
-              f"(Reshape (Get (Attention{form} (Reshape q r) k v {rows}c h i w u {kind} g "
-              f"{bounded} none) 0) o)", *_SHARED, *_LONGEST_GROUP.get(form, ()), *when)
+              f"(Reshape (Get (Attention{form} (Reshape q r) k v {rows}c h i w u {kind} "
+              f"(max 1 (* g h)) {bounded} none) 0) o)",
+              *_SHARED, *_LONGEST_GROUP.get(form, ()), *when)
         for form in ("Online", "Phases", "Split")
         for case, operands, rows, kind, bounded, when in (
             ("", "", "", '"none"', 0, ()),
