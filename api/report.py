@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from eggpu.compiler.pipeline import Compilation, MemoryPrice
 from eggpu.compiler.schedule.plan import Binding, Kernel, Plan
+from eggpu.compiler.schedule.rounds import Loops
 
 if TYPE_CHECKING:
     from eggpu.compiler.egraph.explain import Choice
@@ -35,6 +36,7 @@ class KernelReport:
     predicted_us: float
     nbytes: int  # read and written
     flops: int
+    runs: int = 1  # in a call: more in a loop
 
     def __str__(self) -> str:
         parts = [
@@ -45,7 +47,7 @@ class KernelReport:
             f"  lines      {', '.join(self.lines) or 'none'}",
             f"  rules      {', '.join(self.rules) or 'none: as it was written'}",
             f"  predicted  {self.predicted_us:.1f} us, {self.nbytes / 1e6:.3f} MB, "
-            f"{self.flops / 1e6:.3f} MFLOP",
+            f"{self.flops / 1e6:.3f} MFLOP{f', {self.runs} times' if self.runs > 1 else ''}",
         ]
         return "\n".join(parts)
 
@@ -170,10 +172,11 @@ def egraph_text(compilation: Compilation) -> str:
 
 def kernel_reports(plan: Plan) -> tuple[KernelReport, ...]:
     """What each kernel of a plan computes, from which lines and by which rules."""
-    return tuple(_kernel(plan, k, number) for number, k in enumerate(plan.kernels))
+    each = enumerate(zip(plan.kernels, Loops(plan).runs(), strict=True))
+    return tuple(_kernel(plan, k, number, runs) for number, (k, runs) in each)
 
 
-def _kernel(plan: Plan, kernel: Kernel, number: int) -> KernelReport:
+def _kernel(plan: Plan, kernel: Kernel, number: int, runs: int) -> KernelReport:
     def names(bindings: Sequence[Binding]) -> tuple[str, ...]:
         return tuple(plan.buffers[n].name for b in bindings for n in b.buffers)
 
@@ -189,4 +192,5 @@ def _kernel(plan: Plan, kernel: Kernel, number: int) -> KernelReport:
         predicted_us=kernel.predicted_ns / 1e3,
         nbytes=kernel.bytes_read + kernel.bytes_written,
         flops=kernel.flops,
+        runs=runs,
     )

@@ -116,6 +116,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "lstm": (lstm, (floats(4, 16), floats(16), floats(2, 4), floats(2, 4), floats(5, 2, 16))),
     "running": (running, (floats(3, 3), floats(4, 3, 3))),
     "nested": (nested, (floats(4), floats(3, 2, 4))),
+    "nested often": (nested, (floats(4), floats(6, 2, 4))),  # more rounds than are checked
     "seen": (seen, (floats(5, 3), floats(7, 3), np.array([6, 0, 3], np.int32))),
     "handed": (handed, (floats(3), floats(3))),
     "window": (window, (floats(6),)),

@@ -129,6 +129,8 @@ def test_profile_and_reports_know_loops() -> None:
     assert len(step.profile(x).ns) == len(step.plan.kernels)
     inside = [k for k in step.profile(x).kernels if k.runs == 6]
     assert len(inside) == step.plan.loops[0].stop - step.plan.loops[0].start
+    assert [k.runs for k in step.report.kernels] == [1, 6]
+    assert "6 times" in str(step.report.kernel(1))
     assert step.report.joint is not None
     assert step.report.joint.launches >= 6
     assert "loop(" in step.explain(x)

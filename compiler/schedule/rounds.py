@@ -27,21 +27,30 @@ class Loops:
         """(the buffer that has a place of its own, the byte in it) at which a buffer begins."""
         start = 0
         while buffer in self._views:
-            number, view = self._views[buffer]
-            t = rounds[number]
-            match view:
-                case Row():
-                    buffer, start = view.stack, start + view.start + t * view.step
-                case Carry(value=value):
-                    t -= buffer == value
-                    buffer = view.first if t < 0 else view.odd if t % 2 else view.even
+            buffer, offset = self._under(buffer, rounds)
+            start += offset
         return buffer, start
+
+    def _under(self, buffer: int, rounds: Rounds) -> tuple[int, int]:
+        """The buffer in which a view lies, and at which byte."""
+        number, view = self._views[buffer]
+        t = rounds[number]
+        match view:
+            case Row():
+                return view.stack, view.start + t * view.step
+            case Carry(value=value):
+                t -= buffer == value
+                return view.first if t < 0 else view.odd if t % 2 else view.even, 0
 
     def stack(self, buffer: int, rounds: Rounds) -> int | None:
         """The buffer of which a buffer is a row, in the last round of its loop."""
-        number, view = self._views.get(buffer, (-1, None))
-        last = isinstance(view, Row) and rounds[number] == self.plan.loops[number].count - 1
-        return view.stack if last and isinstance(view, Row) else None
+        while buffer in self._views:
+            number, view = self._views[buffer]
+            if isinstance(view, Row):
+                last = rounds[number] == self.plan.loops[number].count - 1
+                return view.stack if last else None
+            buffer, _ = self._under(buffer, rounds)
+        return None
 
     def bases(self, buffer: int) -> set[int]:
         """The buffers with a place of their own in which a buffer lies in some round."""
