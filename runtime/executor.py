@@ -172,7 +172,7 @@ class Executable:
     def _copies(self, copy: Copy, places: Places, rounds: Rounds) -> list[native.Copy]:
         storage, offset, nbytes = self._range(copy.buffer, places, rounds)
         image, texel = self._images[copy.image][0], self.plan.images[copy.image].texel
-        return native.copies(storage.gpu, offset, nbytes, image, copy.width, texel)
+        return native.copies(storage.gpu, offset, nbytes, image, copy.width, texel, copy.row)
 
     def _group(self, prepared: _Prepared, places: Places, rounds: Rounds) -> Any:
         bound: list[tuple[Any, int, int]] = []

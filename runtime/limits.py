@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Callable
 
+from ..compiler.schedule.images import TEXELS
 from ..compiler.schedule.plan import Kernel, Plan
 from ..compiler.schedule.target import Target
 from .errors import DeviceError, KernelError
@@ -83,6 +84,8 @@ def _check_bindings(kernel: Kernel, plan: Plan, target: Target) -> None:
         )
     for binding in kernel.bindings:
         held = [plan.buffers[b] for b in binding.buffers]
+        if binding.access in TEXELS:
+            held = held[:1]  # copies: each buffer is checked where it is made
         starts = [b.place[2] if len(b.place) == 3 else 0 for b in held]
         nbytes = max(s + b.nbytes for s, b in zip(starts, held)) - min(starts)
         if nbytes > target.max_binding_bytes:

@@ -55,13 +55,15 @@ class Copy:
 _ROW = 1 << 18  # bytes a row, of a copy that has one
 
 
-def copies(buffer: Any, offset: int, nbytes: int, image: Any, width: int, texel: int) -> list[Copy]:
-    """Copies of a range of a buffer to an image: of its whole rows, and of what is left."""
+def copies(
+    buffer: Any, offset: int, nbytes: int, image: Any, width: int, texel: int, row: int = 0
+) -> list[Copy]:
+    """Copies of a range of a buffer to an image, from a row on: of whole rows, and of the rest."""
     rows, rest = divmod(nbytes // texel, width)
-    out = [Copy(buffer, offset, image, 0, rows, width, texel)] if rows else []
+    out = [Copy(buffer, offset, image, row, rows, width, texel)] if rows else []
     if rest:
         start = offset + texel * width * rows
-        out.append(Copy(buffer, start, image, rows, 1, rest, texel))
+        out.append(Copy(buffer, start, image, row + rows, 1, rest, texel))
     return out
 
 

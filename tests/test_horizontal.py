@@ -9,10 +9,12 @@ import pytest
 
 import eggpu as eg
 from eggpu import nn, optim
+from eggpu.compiler.errors import IRError
 from eggpu.compiler.pipeline import compile_graph
 from eggpu.compiler.schedule.kernel import KernelSource
 from eggpu.compiler.schedule.parts import element_bytes, form, loads, merged
-from eggpu.compiler.schedule.target import FLOOR
+from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE
+from eggpu.compiler.schedule.verify import verify_plan
 from eggpu.compiler.tracing import trace_call
 from eggpu.runtime import DonatedError
 
@@ -84,7 +86,7 @@ def test_offsets_and_numbers_of_parts():
     assert loads([(1, 2, 3), (4, 4, 4), (1, 2, 4)]) == 1
 
 
-@pytest.mark.parametrize(("target", "most"), [(None, 8), (GPU, 14)], ids=["here", "gpu"])
+@pytest.mark.parametrize(("target", "most"), [(None, 8), (GPU, 24)], ids=["here", "gpu"])
 def test_adamw_of_fifty_parameters_takes_a_handful_of_dispatches(device, target, most):
     opt = optim.adamw(1e-3)
     start, (x, y) = model(), batch(0)
@@ -97,8 +99,7 @@ def test_adamw_of_fifty_parameters_takes_a_handful_of_dispatches(device, target,
     out = {n for n in plan.outputs if plan.buffers[n].name.startswith("0.")}
     updates = [k for k in plan.kernels if any(out & {*b.buffers} for b in k.bindings[: k.writes])]
     assert sum(len(out & {*b.buffers}) for k in updates for b in k.bindings[: k.writes]) == 50
-    print(len(updates), len(plan.kernels))
-    assert len(updates) <= 16
+    assert len(updates) <= most  # on a GPU they are in products, some of which feed others
     assert len(plan.packs) == 1
 
 
@@ -190,3 +191,27 @@ def test_profile_leaves_packed_arguments_as_they_are(device):
     step.profile(now, x)
     for got, w in zip(now, values, strict=True):
         np.testing.assert_array_equal(got.numpy(), w)
+
+
+def test_operands_in_images_lie_one_below_the_other():
+    model = nn.GPT(vocab=32, layers=1, width=128, heads=4, context=64, key=0)
+    tokens = np.zeros((4, 64), np.int32)
+
+    def step(model, tokens):
+        return model(tokens), eg.tree_map(lambda v: v * 0.5, model)
+
+    graph = trace_call(step, (model, tokens)).graph
+    graph = graph.replace(donated=tuple(range(len(graph.inputs) - 1)))
+    plan = compile_graph(graph, LLVMPIPE).plan
+    several = [k for k in plan.kernels if "_times_" in k.name]
+    stacks = [b for k in several for b in k.bindings if b.access == "image4" and b.more]
+    assert stacks
+    for binding in stacks:
+        copies = [c for c in plan.copies if c.image == binding.image]
+        assert len({c.row for c in copies if c.buffer in binding.buffers}) == len(binding.buffers)
+    broken = tuple(replace(c, row=0) for c in plan.copies)
+    with pytest.raises(IRError, match=r"from image \d+, which holds another value"):
+        verify_plan(replace(plan, copies=broken), LLVMPIPE)
+    plain = eg.compile(step, cache=False, optimize=False)(model, tokens)[0].numpy()
+    got = eg.compile(step, donate=("model",), cache=False)(model, tokens)[0].numpy()
+    np.testing.assert_allclose(got, plain, rtol=1e-3, atol=1e-4)

@@ -14,7 +14,7 @@ from ..ir import Node
 from ..types import DTYPES
 from .horizontal import Merged, Row, bound, rows
 from .horizontal import merge as find_merged
-from .images import AHEAD, with_images
+from .images import AHEAD, TEXELS, image_for, with_images
 from .kernel import KernelSource
 from .memory import Item, Layout, aligned, lay_out, most_alive
 from .order import Step
@@ -351,6 +351,11 @@ class _Memory:
         for k, shared in enumerate(step.shared):
             held = [table.number(value) for value in step.values(k)]
             numbers.append((held[0],) if shared else tuple(dict.fromkeys(held)))
+            if first.elements[k] in TEXELS:
+                rows_each = image_for(table.buffers[held[0]].shape, first.elements[k]).rows
+                at = tuple(numbers[-1].index(n) * rows_each for n in held)
+                offsets.append(None if shared else at)
+                continue
             starts = [table.buffers[n].place[-1] for n in held]
             lowest = min(starts)  # type: ignore[type-var]
             offsets.append(None if shared else tuple(int(s) - int(lowest) for s in starts))

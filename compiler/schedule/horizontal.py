@@ -12,15 +12,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .images import TEXELS
+from .images import MOST, TEXELS, image_for
 from .kernel import KernelSource, Stored
 from .order import Before, Step, stable
 from .parts import Column, form, loads, mergeable
 from .program import Array, Program
+from .selection import Group
 from .target import Target
 from .tile import fold
 
 MOST_NUMBERS = 4  # that may differ between the texts of parts
+LAUNCHES = 16  # what takes longer is not worth merging
 LOAD = 8.0  # an entry of a table costs an invocation as much as so many scalar operations
 
 
@@ -55,11 +57,14 @@ def kernel_of(step: Step) -> KernelSource:
 def merge(program: Program, target: Target, launches: float = math.inf) -> list[Merged]:
     """Steps worth merging, of those whose scratch is read in the time of so many launches."""
     most = launches * target.profile.launch * target.profile.bandwidth
+    long = LAUNCHES * target.profile.launch
     late = _late(program.before)
     alike: dict[object, list[int]] = {}
     for k, step in enumerate(program.steps):
         room = len(bound(step)) < target.max_bindings  # for a table
         part = isinstance(step.source, KernelSource) and _fits(step.source)
+        group = program.groups[step.group]
+        part = part and isinstance(group, Group) and group.predicted_ns <= long
         if room and part and _weight(program, step) <= most:
             key = _key(program, step)
             alike.setdefault((late[k], key), []).append(k)
@@ -96,8 +101,7 @@ def _fits(source: KernelSource) -> bool:
     """Whether a kernel can be a part."""
     plain = not source.copies and not source.updates and source.grid[2] == 1
     flat = source.workgroup[1:] == (1, 1)
-    images = any(e in TEXELS for e in source.elements)
-    return plain and flat and not images and mergeable(source.text)
+    return plain and flat and mergeable(source.text)
 
 
 def _weight(program: Program, step: Step) -> int:
@@ -113,7 +117,9 @@ def _key(program: Program, step: Step) -> object:
     kinds: list[object] = []
     for k, value in enumerate(bound(step)):
         array = program.values[value]
-        if array.role == "scratch":
+        if source.elements[k] in TEXELS:
+            kinds.append(array.shape)
+        elif array.role == "scratch":
             kinds.append("scratch")
         elif value in pairs:
             kinds.append("kept")
@@ -156,10 +162,12 @@ def _chunks(steps: Sequence[Step], program: Program, target: Target) -> Iterator
     most = min(target.max_binding_bytes, target.max_buffer_bytes)
     unit = target.offset_alignment
     chunk: list[Step] = []
-    sizes = [0] * len(bound(steps[0]))
+    elements = kernel_of(steps[0]).elements
+    limits = [MOST if e in TEXELS else most for e in elements]
+    sizes = [0] * len(limits)
     for step in steps:
-        more = [_padded(program.values[v], unit) for v in bound(step)]
-        if chunk and any(a + b > most for a, b in zip(sizes, more)):
+        more = [_room(program.values[v], e, unit) for v, e in zip(bound(step), elements)]
+        if chunk and any(a + b > most for a, b, most in zip(sizes, more, limits)):
             if len(chunk) > 1:
                 yield _merged(chunk, target)
             chunk, sizes = [], [0] * len(sizes)
@@ -167,6 +175,13 @@ def _chunks(steps: Sequence[Step], program: Program, target: Target) -> Iterator
         sizes = [a + b for a, b in zip(sizes, more)]
     if len(chunk) > 1:
         yield _merged(chunk, target)
+
+
+def _room(array: Array, element: str, unit: int) -> int:
+    """Rows in an image, or bytes in a buffer."""
+    if element in TEXELS:
+        return image_for(array.shape, element).rows
+    return _padded(array, unit)
 
 
 def _padded(array: Array, unit: int) -> int:
@@ -226,7 +241,7 @@ def rows(
     row_of: dict[int, list[int]] = {}
     for step in merged:
         for k, shared in enumerate(step.shared):
-            if shared:
+            if shared or step.source.elements[k] in TEXELS:
                 continue
             values = dict.fromkeys(over.get(v, v) for v in step.values(k))
             joined: list[int] = []

@@ -23,6 +23,9 @@ FLAT = 1024  # texels of a row of an array that has no rows of its own
 LARGEST = FLAT * MOST  # elements of an array in an image
 
 
+Key = tuple[tuple[int, ...], str]  # buffers, one below the other, and the access
+
+
 @dataclass(frozen=True, slots=True)
 class Texel:
     """The elements of an image: f32 or vec4<f32>."""
@@ -54,6 +57,12 @@ def image_for(shape: Sequence[int], element: str) -> Image:
     return Image(texel, width + LINE // texel, rows)
 
 
+def stacked(shape: Sequence[int], element: str, count: int) -> Image:
+    """The smallest image for so many arrays of one shape, one below the other."""
+    one = image_for(shape, element)
+    return replace(one, rows=one.rows * count)
+
+
 def with_images(plan: Plan, ahead: int = AHEAD) -> Plan:
     """The plan with the images that its kernels read, and the copies that fill them.
 
@@ -65,14 +74,14 @@ def with_images(plan: Plan, ahead: int = AHEAD) -> Plan:
 
 
 class _Images:
-    """Which image holds what as kernels run; a copy is known by its buffer and access."""
+    """Which image holds what as kernels run; it is known by its buffers and access."""
 
     def __init__(self, plan: Plan, ahead: int) -> None:
         self.plan, self.ahead = plan, ahead
         self.images: list[Image] = []
         self.free: list[int] = []
-        self.held: dict[tuple[int, str], int] = {}
-        self.fixed: dict[tuple[int, str], int] = {}  # of these, held while a loop runs
+        self.held: dict[Key, int] = {}
+        self.fixed: dict[Key, int] = {}  # of these, held while a loop runs
         self.copies: list[Copy] = []
         self.written: dict[int, int] = {}
         self.around = [Loops(plan).around(k) for k in range(len(plan.kernels))]
@@ -89,7 +98,7 @@ class _Images:
             if any(key not in self.held for key in self._read(k)):
                 self._copy_before(k)
             bindings = tuple(
-                replace(b, image=self.held.get((b.buffer, b.access), -1)) for b in kernel.bindings
+                replace(b, image=self.held.get((b.buffers, b.access), -1)) for b in kernel.bindings
             )
             kernels.append(replace(kernel, bindings=bindings))
             self._release_after(k)
@@ -111,34 +120,45 @@ class _Images:
         """Copy what a loop reads from images and never changes."""
         inside = range(loop.start, loop.stop)
         for key in dict.fromkeys(key for j in inside for key in self._read(j)):
-            buffer, element = key
-            view = self.plan.buffers[buffer].place[0] == "loop"
-            if view or self.written.get(buffer, -1) >= loop.start:
+            view = any(self.plan.buffers[b].place[0] == "loop" for b in key[0])
+            if view or self._last_written(key) >= loop.start:
                 continue
-            shape = self.plan.buffers[buffer].shape
-            needed = image_for(shape, element)
-            if self._bytes_held() + needed.nbytes > EARLY:
+            if self._bytes_held() + self._needed(key).nbytes > EARLY:
                 continue
-            image = self.fixed[key] = self.held[key] = self._take(needed)
-            self.copies.append(Copy(k, buffer, image, row_width(shape, element), once=True))
+            self.fixed[key] = self._copy(k, key, once=True)
 
-    def _read(self, k: int) -> list[tuple[int, str]]:
+    def _read(self, k: int) -> list[Key]:
         """What kernel k reads from images."""
         bindings = self.plan.kernels[k].bindings
-        return [(b.buffer, b.access) for b in bindings if b.access in TEXELS]
+        return [(b.buffers, b.access) for b in bindings if b.access in TEXELS]
+
+    def _needed(self, key: Key) -> Image:
+        buffers, element = key
+        return stacked(self.plan.buffers[buffers[0]].shape, element, len(buffers))
+
+    def _last_written(self, key: Key) -> int:
+        """The last kernel that writes one of the buffers."""
+        return max(self.written.get(b, -1) for b in key[0])
+
+    def _copy(self, k: int, key: Key, once: bool = False) -> int:
+        """Copy before kernel k; the image."""
+        buffers, element = key
+        image = self.held[key] = self._take(self._needed(key))
+        shape = self.plan.buffers[buffers[0]].shape
+        width, rows = row_width(shape, element), image_for(shape, element).rows
+        for i, buffer in enumerate(buffers):
+            self.copies.append(Copy(k, buffer, image, width, once, row=i * rows))
+        return image
 
     def _copy_before(self, k: int) -> None:
         """Copy what kernel k lacks, and what the next ones will and is there already."""
         for j in self._ahead(k):
-            for buffer, element in self._read(j):
-                if (buffer, element) in self.held or self.written.get(buffer, -1) >= k:
+            for key in self._read(j):
+                if key in self.held or self._last_written(key) >= k:
                     continue
-                shape = self.plan.buffers[buffer].shape
-                needed = image_for(shape, element)
-                if j > k and self._bytes_held() + needed.nbytes > EARLY:
+                if j > k and self._bytes_held() + self._needed(key).nbytes > EARLY:
                     continue
-                image = self.held[buffer, element] = self._take(needed)
-                self.copies.append(Copy(k, buffer, image, row_width(shape, element)))
+                self._copy(k, key)
 
     def _release_after(self, k: int) -> None:
         soon = {key for j in self._ahead(k) if j > k for key in self._read(j)}

@@ -40,7 +40,7 @@ class Binding:
 
     With access "image1" or "image4" the kernel reads a copy of the buffer in one of the plan's
     images, of f32 or of vec4<f32>. A binding of several buffers, which lie in one block or pack, is
-    of the least range that holds them all.
+    of the least range that holds them all; of several in one image they lie one below the other.
     """
 
     buffer: int  # index into Plan.buffers
@@ -71,7 +71,7 @@ class Image:
 class Copy:
     """A buffer is copied into an image before a kernel runs, `width` texels to each row.
 
-    Inside loops it is copied each time that the kernel runs, or only before the first time.
+    Several arrays of one shape may lie in one image, one below the other. Inside loops it is copied each time that the kernel runs, or only before the first time.
     """
 
     kernel: int  # index into Plan.kernels
@@ -79,6 +79,7 @@ class Copy:
     image: int
     width: int
     once: bool = False
+    row: int = 0  # of the image, where the copy begins
 
 
 @dataclass(frozen=True, slots=True)

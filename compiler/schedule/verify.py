@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ..errors import IRError
 from ..types import DTYPES
-from .images import TEXELS
+from .images import TEXELS, image_for
 from .plan import Buffer, Copy, Kernel, Plan, Row
 from .rounds import Loops, Rounds
 from .target import Target
@@ -161,6 +161,11 @@ def _check_kernel(plan: Plan, kernel: Kernel, target: Target, where: str) -> Non
     most = target.max_binding_bytes
     for binding in kernel.bindings:
         held = [plan.buffers[n] for n in binding.buffers]
+        if binding.access in TEXELS:
+            _need(
+                len({b.shape for b in held}) == 1, where, f"stacks {held[0].name} on other shapes"
+            )
+            continue
         got = max(_bytes(b)[1] for b in held) - min(_bytes(b)[0] for b in held)
         _need(got <= most, where, f"binds at most {most} bytes, {held[0].name} has {got}")
         one = len(held) == 1 or (len({b.place[:2] for b in held}) == 1 and len(held[0].place) == 3)
@@ -236,7 +241,7 @@ class _Contents:
         self.plan = plan
         self.loops = loops
         self.rounds: Rounds = {}
-        self.images: dict[int, int] = {}
+        self.images: dict[int, dict[int, int]] = {}  # buffers by their first row
         self.regions: dict[tuple[str | int, ...], _Region] = {}
         for number, buffer in enumerate(plan.buffers):
             if buffer.role in ("input", "constant"):
@@ -288,11 +293,21 @@ class _Contents:
         whole = buffer.dtype == "f32" and buffer.nbytes % image.texel == 0
         _need(whole, where, f"copies texels of f32 to an image, {buffer.name} has none")
         need = -(-buffer.nbytes // (image.texel * copy.width))
-        fits = copy.width <= image.width and need <= image.rows
-        got = f"{image.rows} of {image.width}"
+        fits = copy.width <= image.width and copy.row >= 0 and copy.row + need <= image.rows
+        got = f"{image.rows - copy.row} of {image.width}"
         _need(fits, where, f"needs {need} rows of {copy.width} for {buffer.name}, got {got}")
         self.check(copy.buffer, where)
-        self.images[copy.image] = copy.buffer
+        held = self.images.setdefault(copy.image, {})
+        for row in [
+            r for r in held if copy.row <= r < copy.row + need or self._over(held, r, copy)
+        ]:
+            del held[row]
+        held[copy.row] = copy.buffer
+
+    def _over(self, held: dict[int, int], row: int, copy: Copy) -> bool:
+        """Whether what lies from a row of an image on reaches down to where a copy begins."""
+        image, nbytes = self.plan.images[copy.image], self.plan.buffers[held[row]].nbytes
+        return row < copy.row < row + -(-nbytes // (image.texel * copy.width))
 
     def run(self, kernel: Kernel, where: str) -> None:
         """Checks what the kernel reads and notes what it writes."""
@@ -302,7 +317,11 @@ class _Contents:
                     self.check(number, where)
                 continue
             name, image = self.plan.buffers[binding.buffer].name, binding.image
-            holds = self.images.get(image) == binding.buffer
+            first = self.plan.buffers[binding.buffer]
+            rows = image_for(first.shape, binding.access).rows
+            wanted = {i * rows: number for i, number in enumerate(binding.buffers)}
+            held = self.images.get(image, {})
+            holds = all(held.get(row) == number for row, number in wanted.items())
             _need(holds, where, f"reads {name} from image {image}, which holds another value")
             need, got = TEXELS[binding.access].nbytes, self.plan.images[image].texel
             _need(got == need, where, f"needs texels of {need} bytes of {name}, got {got}")
