@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import eggpu as eg
-from eggpu import nn
 from eggpu.compiler.tracing import Array
 from eggpu.importers.tensors import Weights
+from eggpu.models.attention import Attention, attention
 from eggpu.models.config import Config
 from eggpu.models.layers import (
     LayerNorm,
@@ -41,24 +40,14 @@ class Settings:
 class Layer:
     """Attention, then feed-forward, each added and normed."""
 
-    query: Projection
-    key: Projection
-    value: Projection
-    output: Projection
+    attention: Attention
     norm1: LayerNorm
     up: Projection
     down: Projection
     norm2: LayerNorm
 
     def __call__(self, x: Array, mask: Array, s: Settings) -> Array:
-        batch, t, width = x.shape
-
-        def split(a: Array) -> Array:
-            return a.reshape((batch, t, s.heads, width // s.heads)).swapaxes(1, 2)
-
-        q, k, v = (split(p(x)) for p in (self.query, self.key, self.value))
-        heads = nn.scaled_dot_product_attention(q, k, v, mask, scale=1 / math.sqrt(q.shape[-1]))
-        x = self.norm1(x + self.output(heads.swapaxes(1, 2).reshape(x.shape)))
+        x = self.norm1(x + self.attention(x, s.heads, mask))
         return self.norm2(x + self.down(activation(s.activation)(self.up(x))))
 
 
@@ -112,13 +101,9 @@ def from_config(values: Mapping[str, Any], w: Weights) -> Bert:
 
 
 def _layer(s: Settings, w: Weights, at: str) -> Layer:
-    q, k, v = (
-        projection(w, f"{at}attention.self.{n}", s.width, s.width)
-        for n in ("query", "key", "value")
-    )
+    names = ("self.query", "self.key", "self.value", "output.dense")
     return Layer(
-        q, k, v,
-        projection(w, f"{at}attention.output.dense", s.width, s.width),
+        attention(w, [f"{at}attention.{n}" for n in names], s.width),
         layer_norm(w, f"{at}attention.output.LayerNorm", s.width, s.eps),
         projection(w, f"{at}intermediate.dense", s.hidden, s.width),
         projection(w, f"{at}output.dense", s.width, s.hidden),

@@ -85,8 +85,8 @@ def attend(
     group = heads // kv
     options = {"scale": scale, "softcap": softcap, "causal": causal, "window": window}
     k, v = k.astype("f32"), v.astype("f32")
-    if mask is None:
-        return nn.scaled_dot_product_attention(q, k, v, **options)
+    if mask is None or group == 1:
+        return nn.scaled_dot_product_attention(q, k, v, mask, **options)
     rows = q.reshape((batch, kv, group * t, d))
     wide = eg.broadcast_to(mask, (batch, group, t, mask.shape[-1]))
     wide = wide.reshape((batch, 1, group * t, mask.shape[-1]))

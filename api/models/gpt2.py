@@ -10,6 +10,7 @@ from typing import Any
 import eggpu as eg
 from eggpu.compiler.tracing import Array, array
 from eggpu.importers.tensors import Weights
+from eggpu.models.attention import join_heads, split_heads
 from eggpu.models.cache import Cache, Place, attend, visible, written
 from eggpu.models.config import Config
 from eggpu.models.layers import LayerNorm, Projection, Table, activation, layer_norm, table
@@ -51,13 +52,12 @@ class Layer:
     def heads(self, x: Array, heads: int) -> list[Array]:
         """Queries, keys and values (batch, heads, t, head size)."""
         wide = self.fused(self.norm1(x))
-        batch, t, width = x.shape
-        parts = wide.reshape((batch, t, 3, heads, width // heads))
-        return [parts[:, :, k].swapaxes(1, 2) for k in range(3)]
+        width = x.shape[-1]
+        return [split_heads(wide[..., k * width : (k + 1) * width], heads) for k in range(3)]
 
     def rest(self, x: Array, heads: Array, kind: str) -> Array:
         """The residual after attention and feed-forward."""
-        x = x + self.output(heads.swapaxes(1, 2).reshape(x.shape))
+        x = x + self.output(join_heads(heads))
         return x + self.down(activation(kind)(self.up(self.norm2(x))))
 
 

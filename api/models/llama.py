@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import eggpu as eg
 from eggpu.compiler.tracing import Array
 from eggpu.importers.tensors import Weights
+from eggpu.models.attention import join_heads, split_heads
 from eggpu.models.cache import Cache, Place, attend, visible, written
 from eggpu.models.layers import (
     Projection,
@@ -79,16 +80,15 @@ class Layer:
     ) -> tuple[Array, Array, Array]:
         """Queries, keys and values (batch, heads, t, head size), positions turned in."""
         h = self.norm1(x)
-        q = _split(self.query(h), s.heads)
-        k, v = (_split(p(h), s.kv_heads) for p in (self.key, self.value))
+        q = split_heads(self.query(h), s.heads)
+        k, v = (split_heads(p(h), s.kv_heads) for p in (self.key, self.value))
         q = q if self.query_norm is None else self.query_norm(q)
         k = k if self.key_norm is None else self.key_norm(k)
         return turn.turn(q, angles), turn.turn(k, angles), v
 
     def rest(self, x: Array, heads: Array, s: Settings) -> Array:
         """The residual after attention and feed-forward."""
-        batch, _, t, _ = heads.shape
-        out = self.output(heads.swapaxes(1, 2).reshape((batch, t, -1)))
+        out = self.output(join_heads(heads))
         x = x + (out if self.output_norm is None else self.output_norm(out))
         h = self.norm2(x)
         out = self.down(activation(s.activation)(self.gate(h)) * self.up(h))
@@ -158,12 +158,6 @@ class _Angles:
         if rotary not in self.made:
             self.made[rotary] = rotary.angles(self.positions)
         return self.made[rotary]
-
-
-def _split(x: Array, heads: int) -> Array:
-    """(batch, t, heads * size) as (batch, heads, t, size)."""
-    batch, t, width = x.shape
-    return x.reshape((batch, t, heads, width // heads)).swapaxes(1, 2)
 
 
 def build(s: Settings, w: Weights) -> Llama:

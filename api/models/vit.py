@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import eggpu as eg
-from eggpu import nn
 from eggpu.compiler.errors import ShapeMismatch
 from eggpu.compiler.tracing import Array
 from eggpu.importers.tensors import Weights
+from eggpu.models.attention import Attention, attention
 from eggpu.models.config import Config
 from eggpu.models.layers import LayerNorm, Projection, activation, layer_norm, projection
 
@@ -36,23 +35,13 @@ class Layer:
     """Attention and feed-forward, each on a norm of the residual."""
 
     norm1: LayerNorm
-    query: Projection
-    key: Projection
-    value: Projection
-    output: Projection
+    attention: Attention
     norm2: LayerNorm
     up: Projection
     down: Projection
 
     def __call__(self, x: Array, s: Settings) -> Array:
-        batch, t, width = x.shape
-        h = self.norm1(x)
-        q, k, v = (
-            p(h).reshape((batch, t, s.heads, width // s.heads)).swapaxes(1, 2)
-            for p in (self.query, self.key, self.value)
-        )
-        heads = nn.scaled_dot_product_attention(q, k, v, scale=1 / math.sqrt(width // s.heads))
-        x = x + self.output(heads.swapaxes(1, 2).reshape(x.shape))
+        x = x + self.attention(self.norm1(x), s.heads)
         return x + self.down(activation(s.activation)(self.up(self.norm2(x))))
 
 
@@ -119,13 +108,10 @@ def from_config(values: Mapping[str, Any], w: Weights) -> ViT:
 
 
 def _layer(s: Settings, w: Weights, at: str) -> Layer:
-    q, k, v = (
-        projection(w, f"{at}attention.attention.{n}", s.width, s.width)
-        for n in ("query", "key", "value")
-    )
+    names = ("attention.query", "attention.key", "attention.value", "output.dense")
     return Layer(
-        layer_norm(w, f"{at}layernorm_before", s.width, s.eps), q, k, v,
-        projection(w, f"{at}attention.output.dense", s.width, s.width),
+        layer_norm(w, f"{at}layernorm_before", s.width, s.eps),
+        attention(w, [f"{at}attention.{n}" for n in names], s.width),
         layer_norm(w, f"{at}layernorm_after", s.width, s.eps),
         projection(w, f"{at}intermediate.dense", s.hidden, s.width),
         projection(w, f"{at}output.dense", s.width, s.hidden),

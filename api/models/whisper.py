@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,8 @@ from eggpu import nn
 from eggpu.compiler.errors import ShapeMismatch
 from eggpu.compiler.tracing import Array
 from eggpu.importers.tensors import Weights
-from eggpu.models.cache import Cache, Place, attend, visible, written
+from eggpu.models.attention import Attention, attention
+from eggpu.models.cache import Cache, Place, visible, written
 from eggpu.models.config import Config
 from eggpu.models.layers import (
     LayerNorm,
@@ -49,39 +49,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Queries of one sequence over keys and values of the same or another."""
-
-    query: Projection
-    key: Projection
-    value: Projection
-    output: Projection
-
-    def split(self, p: Projection, x: Array, heads: int) -> Array:
-        """(batch, heads, t, head size)."""
-        batch, t, width = x.shape
-        return p(x).reshape((batch, t, heads, width // heads)).swapaxes(1, 2)
-
-    def pairs(self, x: Array, heads: int) -> tuple[Array, Array]:
-        """Keys and values of a sequence."""
-        return self.split(self.key, x, heads), self.split(self.value, x, heads)
-
-    def __call__(
-        self,
-        x: Array,
-        k: Array,
-        v: Array,
-        heads: int,
-        mask: Array | None = None,
-        causal: bool = False,
-    ) -> Array:
-        q = self.split(self.query, x, heads)
-        scale = 1 / math.sqrt(q.shape[-1])
-        out = attend(q, k, v, mask, scale=scale, causal=causal)
-        return self.output(out.swapaxes(1, 2).reshape(x.shape))
-
-
-@dataclass(frozen=True)
 class Layer:
     """A block of the encoder, or with `cross` of the decoder."""
 
@@ -100,7 +67,7 @@ class Layer:
     def look(self, x: Array, heard: tuple[Array, Array], s: Settings) -> Array:
         """The residual after attention over the encoder's keys and values."""
         assert self.cross is not None and self.norm_cross is not None  # noqa: PT018
-        return x + self.cross(self.norm_cross(x), *heard, s.heads)
+        return x + self.cross.over(self.norm_cross(x), *heard, s.heads)
 
 
 @dataclass(frozen=True)
@@ -123,8 +90,7 @@ class Whisper:
         heard = self.hear(features)
         x = self.embedding(tokens) + self.positions(eg.arange(tokens.shape[1]))
         for layer, pair in zip(self.decoder, heard, strict=True):
-            h = layer.norm1(x)
-            x = x + layer.attention(h, *layer.attention.pairs(h, s.heads), s.heads, causal=True)
+            x = x + layer.attention(layer.norm1(x), s.heads, causal=True)
             x = layer.feed(layer.look(x, pair, s), s)
         return self.embedding.attend(self.norm(x))
 
@@ -139,8 +105,7 @@ class Whisper:
         x = nn.gelu(nn.conv1d(x, second, bias2, stride=2, padding=1))
         x = x.swapaxes(1, 2) + self.places
         for layer in self.encoder:
-            h = layer.norm1(x)
-            x = x + layer.attention(h, *layer.attention.pairs(h, s.heads), s.heads)
+            x = x + layer.attention(layer.norm1(x), s.heads)
             x = layer.feed(x, s)
         return self.encoder_norm(x)
 
@@ -175,7 +140,7 @@ class Listener:
             ):
                 made.append(written(held, new, place))
             own = map(place.held, (keys[-1], values[-1]))
-            x = x + layer.attention(h, *own, s.heads, mask)
+            x = x + layer.attention.over(h, *own, s.heads, mask)
             x = layer.feed(layer.look(x, pair, s), s)
         return m.norm(x), Cache(tuple(keys), tuple(values))
 
@@ -215,13 +180,8 @@ def from_config(values: Mapping[str, Any], w: Weights) -> Whisper:
 
 
 def _layer(s: Settings, w: Weights, at: str) -> Layer:
-    def attention(name: str) -> Attention:
-        return Attention(
-            *(
-                projection(w, f"{at}{name}.{p}_proj", s.width, s.width)
-                for p in ("q", "k", "v", "out")
-            )
-        )
+    def looks(name: str) -> Attention:
+        return attention(w, [f"{at}{name}.{p}_proj" for p in ("q", "k", "v", "out")], s.width)
 
     def norm(name: str) -> LayerNorm:
         return layer_norm(w, f"{at}{name}", s.width, 1e-5)
@@ -229,9 +189,9 @@ def _layer(s: Settings, w: Weights, at: str) -> Layer:
     decodes = f"{at}encoder_attn.q_proj.weight" in w
     return Layer(
         norm("self_attn_layer_norm"),
-        attention("self_attn"),
+        looks("self_attn"),
         norm("encoder_attn_layer_norm") if decodes else None,
-        attention("encoder_attn") if decodes else None,
+        looks("encoder_attn") if decodes else None,
         norm("final_layer_norm"),
         projection(w, f"{at}fc1", s.hidden, s.width),
         projection(w, f"{at}fc2", s.width, s.hidden),
