@@ -143,6 +143,7 @@ class _Memory:
     """Where the values of a program lie when its steps run in a given order."""
 
     def __init__(self, program: Program, order: Sequence[int], target: Target) -> None:
+        self._pairs: dict[int, list[tuple[int, int]]] = {}  # see _in_place
         self.program = program
         self.steps = [program.steps[k] for k in order]
         self.alignment, self.limit = target.offset_alignment, target.max_buffer_bytes
@@ -206,9 +207,11 @@ class _Memory:
 
     def _in_place(self, k: int) -> list[tuple[int, int]]:
         """Pairs of values (written, read) of step k that may share memory."""
-        step, values = self.steps[k], self.program.values
-        pairs = [(step.writes[i], step.reads[j]) for i, j in sorted(step.source.in_place)]
-        return [(w, r) for w, r in pairs if values[w].size == values[r].size]
+        if k not in self._pairs:
+            step, values = self.steps[k], self.program.values
+            pairs = [(step.writes[i], step.reads[j]) for i, j in sorted(step.source.in_place)]
+            self._pairs[k] = [(w, r) for w, r in pairs if values[w].size == values[r].size]
+        return self._pairs[k]
 
     def _allocate(self, k: int) -> None:
         """Gives slots to the scratch of step k; a value that dies in place hands its slot on."""

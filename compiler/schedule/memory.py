@@ -68,21 +68,22 @@ def most_alive(items: Sequence[Item], alignment: int) -> int:
 
 @dataclass(slots=True)
 class _Block:
-    """A block while it fills: ranges (offset, end, first kernel, last kernel) by offset."""
+    """A block while it fills: ranges (offset, aligned end, first and last kernel) by offset."""
 
     size: int = 0
     ranges: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
 
-    def fit(self, item: Item, alignment: int, limit: int) -> tuple[int, int, int] | None:
+    def fit(self, item: Item, limit: int) -> tuple[int, int, int] | None:
         """(growth of the block, bytes of the gap left over, offset): the best place for `item`."""
-        best, at = None, 0
+        best, at, nbytes, starts, ends = None, 0, item.nbytes, item.first, item.last
         for offset, end, first, last in self.ranges:
-            if first > item.last or last < item.first:
+            if first > ends or last < starts:
                 continue
-            left_over = offset - at - item.nbytes
+            left_over = offset - at - nbytes
             if left_over >= 0 and (best is None or left_over < best[1]):
                 best = (0, left_over, at)
-            at = max(at, aligned(end, alignment))
+            if end > at:
+                at = end
         left_over = self.size - at - item.nbytes
         tail = (max(-left_over, 0), max(left_over, 0), at)
         if at + item.nbytes <= limit and (best is None or tail < best):
@@ -98,13 +99,13 @@ def _place(items: Sequence[Item], order: Sequence[int], alignment: int, limit: i
         fits = [
             (*fit, b)
             for b, block in enumerate(blocks)
-            if (fit := block.fit(item, alignment, limit))
+            if (fit := block.fit(item, limit))
         ]
         _, _, offset, number = min(fits, default=(0, 0, 0, len(blocks)))
         if number == len(blocks):
             blocks.append(_Block())
         block, end = blocks[number], offset + item.nbytes
-        insort(block.ranges, (offset, end, item.first, item.last))
+        insort(block.ranges, (offset, aligned(end, alignment), item.first, item.last))
         block.size = max(block.size, end)
         places[i] = (number, offset)
     return Layout(tuple(places[i] for i in range(len(items))), tuple(b.size for b in blocks))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 
 from .images import TEXELS
@@ -35,6 +36,7 @@ def element_bytes(element: str) -> int:
     return ELEMENT_BYTES[inner[2]] * (4 if inner[1] == "vec4" else 1)
 
 
+@lru_cache(maxsize=512)
 def form(text: str) -> tuple[str, Column]:
     """A kernel's text without the numbers in its functions, and these numbers."""
     numbers: list[int] = []
