@@ -96,11 +96,7 @@ def _place(items: Sequence[Item], order: Sequence[int], alignment: int, limit: i
     places: dict[int, tuple[int, int]] = {}
     for i in order:
         item = items[i]
-        fits = [
-            (*fit, b)
-            for b, block in enumerate(blocks)
-            if (fit := block.fit(item, limit))
-        ]
+        fits = [(*fit, b) for b, block in enumerate(blocks) if (fit := block.fit(item, limit))]
         _, _, offset, number = min(fits, default=(0, 0, 0, len(blocks)))
         if number == len(blocks):
             blocks.append(_Block())
