@@ -75,6 +75,13 @@ def np_scatter(rows: Array, at: Array) -> Array:
     return out
 
 
+def np_steps(x: Any, w: Any, tanh: Callable[[Any], Any]) -> Any:
+    h = x[0]
+    for row in x:
+        h = tanh(h @ w + row)
+    return h
+
+
 def cases(scale: int) -> Iterator[Case]:
     """One of each kind; `scale` shrinks the sizes."""
     n = 2048 // scale
@@ -168,6 +175,17 @@ def cases(scale: int) -> Iterator[Case]:
     q = floats(8, n // 4, 64)
     yield Case("tuple", f"attention 8x{n // 4}x64", (q, q + 1, q * 2), nn.scaled_dot_product_attention, np_attention,
                lambda q, k, v: F.scaled_dot_product_attention(q, k, v), 1e-3)  # fmt: skip
+    width = n // 8
+    weight = floats(width, width, seed=2) / np.float32(np.sqrt(width))
+    yield Case(
+        "loop",
+        f"64 steps tanh(h W + x) 16x{width}",
+        (floats(64, 16, width), weight),
+        lambda x, w: eg.scan(lambda h, row: (eg.tanh(h @ w + row), None), x[0], x)[0],
+        lambda x, w: np_steps(x, w, np.tanh),
+        lambda x, w: np_steps(x, w, torch.tanh),
+        1e-3,
+    )
 
 
 def runners(case: Case) -> dict[str, Callable[[], Any]]:
