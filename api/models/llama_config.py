@@ -17,6 +17,7 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3")
 _GEMMA = ("gemma", "gemma2", "gemma3_text", "gemma3")
 _MOST_LAYERS = 4096
+_GEMMA_27B = (("gemma2", 46), ("gemma3", 62))  # whose files do not say how scores are scaled
 
 
 def from_config(values: Mapping[str, Any], w: Weights, context: int | None = None) -> Llama:
@@ -173,7 +174,8 @@ def _gguf_settings(c: Config, arch: str, vocab: int) -> Settings:
         eps=c.number("attention.layer_norm_rms_epsilon", 1e-6),
         context=c.size("context_length", 2048),
         layers=tuple(LayerSettings(window if s else 0, local if s else turn) for s in sliding),
-        scale=default_scale(head_size), activation="gelu_pytorch_tanh" if gemma else "silu",
+        scale=default_scale(width // heads if (arch, count) in _GEMMA_27B else head_size),
+        activation="gelu_pytorch_tanh" if gemma else "silu",
         softcap=c.number("attn_logit_softcapping", 0.0),
         final_softcap=c.number("final_logit_softcapping", 0.0),
         embedding_scale=math.sqrt(width) if gemma else 1.0,
