@@ -27,7 +27,8 @@ from eggpu.compiler.schedule.assemble import assemble
 from eggpu.compiler.schedule.plan import Plan
 from eggpu.compiler.schedule.selection import Group, Selection, body
 from eggpu.compiler.schedule.serialize import plan_to_json
-from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Profile, Target
+from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
+from eggpu.compiler.schedule.target import H200 as H200_RATES
 from eggpu.compiler.schedule.tile import Tile, candidates
 from eggpu.compiler.schedule.tile_attention import attention_candidates
 from eggpu.compiler.schedule.verify import verify_plan
@@ -49,11 +50,8 @@ H200 = replace(
     max_buffer_bytes=4 << 30,
     max_workgroup_bytes=48 << 10,
     max_invocations=1024,
-    profile=Profile(
-        launch=2500, bandwidth=3500, contract=42000, attention=45000, elementwise=12000,
-        rows=512, onchip=8192,
-    ),
-)  # fmt: skip
+    profile=H200_RATES,
+)
 TARGETS = {"h200": H200, "lavapipe": LLVMPIPE, "generic": FLOOR}
 
 

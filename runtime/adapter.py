@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..compiler.schedule.target import GENERIC_GPU, LAVAPIPE, Target
+from ..compiler.schedule.target import Target, built_in
 from . import native
 from .errors import DeviceError
 
@@ -152,7 +152,7 @@ def make_target(adapter: Adapter, gpu: Any, subgroup: int) -> Target:
         max_groups=limits["max-compute-workgroups-per-dimension"],
         offset_alignment=limits["min-storage-buffer-offset-alignment"],
         loop_limit=_loop_limit(adapter),
-        profile=LAVAPIPE if cpu else GENERIC_GPU,
+        profile=built_in(adapter.name, "cpu" if cpu else "gpu"),
         images=_mesa(adapter) == 22,  # later ones gain little, and some results are wrong
     )
 

@@ -13,7 +13,14 @@ import eggpu as eg
 from eggpu import profiles, session
 from eggpu.calibrate import _solved, calibrate, profile_of
 from eggpu.cli import main
-from eggpu.compiler.schedule.target import GENERIC_GPU, LAVAPIPE, LLVMPIPE, Profile
+from eggpu.compiler.schedule.target import (
+    GENERIC_GPU,
+    H200,
+    LAVAPIPE,
+    LLVMPIPE,
+    Profile,
+    built_in,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +34,15 @@ def of(target):
 
 
 FOUND = replace(LAVAPIPE, launch=21000.0, bandwidth=7.7, contract=39.0)
+
+
+# Built in
+
+
+def test_a_device_that_was_not_calibrated_has_rates_of_its_kind():
+    assert built_in("llvmpipe (LLVM 15.0.6, 512 bits)", "cpu") == LAVAPIPE
+    assert built_in("NVIDIA H200", "gpu") == H200
+    assert built_in("NVIDIA GeForce RTX 4090", "gpu") == GENERIC_GPU
 
 
 # Kept

@@ -35,6 +35,18 @@ GENERIC_GPU = Profile(
     onchip=8192,
 )
 
+H200 = Profile(
+    launch=2500, bandwidth=3500, contract=42000, attention=45000, elementwise=12000, rows=512,
+    onchip=8192, decode=15,
+)
+
+
+def built_in(name: str, kind: Literal["cpu", "gpu"]) -> Profile:
+    """The rates of a device that was not calibrated, by the name of its adapter."""
+    if kind == "cpu":
+        return LAVAPIPE
+    return H200 if name.startswith("NVIDIA H200") else GENERIC_GPU
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
