@@ -41,6 +41,7 @@ class Probe:
     bias: dict[str, float] = field(default_factory=dict[str, float])
     least: float = 0.0
     choices: tuple[float, ...] = ()  # the rate is one of these; else any number
+    force: tuple[str, ...] = ()  # kernels that are taken whatever they cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def probes(target: Target) -> list[list[Probe]]:
     n = min(1 << 22 if cpu else 1 << 26, target.max_binding_bytes // 8)
     side = 768 if cpu else 4096
     heads, length = (4, 512) if cpu else (96, 1024)
+    few = 1 if cpu else 4
     matrix, rows = (1024, 1024) if cpu else (8192, 8192), 16384
     out = [
         [Probe("bandwidth", lambda x: x * 2.0, ((n,),))],
@@ -91,6 +93,14 @@ def probes(target: Target) -> list[list[Probe]]:
                 nn.scaled_dot_product_attention,
                 ((1, heads, length, 64),) * 3,
                 bias={"contract": target.profile.contract / 256},
+            )
+        ],
+        [
+            Probe(  # so few heads that each workgroup has its own pace
+                "decode",
+                nn.scaled_dot_product_attention,
+                ((few, 1, 64), (few, 8192, 64), (few, 8192, 64)),
+                force=("attention_online",),
             )
         ],
         [Probe("strided", lambda x: eg.transpose(x) * 2.0, (matrix,), least=1.0)],
@@ -163,6 +173,7 @@ class _Case:
 def _case(probe: Probe, device: Device, target: Target) -> _Case:
     from eggpu.compiler.codegen import lower
     from eggpu.compiler.egraph import saturate_graph
+    from eggpu.compiler.egraph.keep import forced_to
     from eggpu.compiler.expand import expand
     from eggpu.compiler.pipeline import saturation
     from eggpu.compiler.schedule.assemble import assemble
@@ -170,7 +181,8 @@ def _case(probe: Probe, device: Device, target: Target) -> _Case:
     rng = np.random.default_rng(0)
     values = [rng.standard_normal(s, np.float32) for s in probe.shapes]
     graph = expand(trace_call(probe.function, values, name=probe.rate).graph)
-    snapshot, _ = saturate_graph(graph, saturation(Options()))
+    snapshot, _ = saturate_graph(graph, saturation(Options(force=probe.force)))
+    snapshot = forced_to(snapshot, probe.force)
     case = _Case(probe, graph, snapshot, target)
     guess = getattr(target.profile, probe.rate)
     executable = Executable(assemble(case.selection(guess), target, lower), device)

@@ -14,6 +14,7 @@ from eggpu.calibrate import calibrate, profile_of
 _UNITS = {
     "launch": "ns", "bandwidth": "GB/s", "contract": "GFLOP/s", "attention": "GFLOP/s",
     "elementwise": "GFLOP/s", "rows": "rows", "onchip": "elements", "strided": "times the bytes",
+    "decode": "GB/s a group",
 }  # fmt: skip
 
 
