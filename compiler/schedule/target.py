@@ -36,7 +36,7 @@ GENERIC_GPU = Profile(
 )
 
 H200 = Profile(
-    launch=2500, bandwidth=3500, contract=42000, attention=45000, elementwise=12000, rows=512,
+    launch=3000, bandwidth=3500, contract=42000, attention=45000, elementwise=12000, rows=512,
     onchip=8192, decode=15,
 )
 
