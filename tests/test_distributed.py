@@ -335,6 +335,15 @@ def test_flags_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
     assert "needs numbers with commas between them, got '0,first'" in text
 
 
+def test_the_command_takes_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["train", "mlp", "--hidden", "8", "--steps", "3", "--log-every", "1", "--quiet"]
+    for name, flags in (("one", ["--batch", "32"]), ("two", ["--batch", "16", "--devices", "0,0"])):
+        assert cli.main([*common, *flags, "--out", str(tmp_path / name)]) == 0
+    np.testing.assert_allclose(csv_losses(tmp_path / "two"), csv_losses(tmp_path / "one"), 3e-6)
+    assert cli.main([*common, "--devices", "0,99", "--out", str(tmp_path)]) == 2
+    assert "no device has the index or a name with '99'" in capsys.readouterr().err
+
+
 def test_processes_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("egraph.md", "from-pytorch.md", "memory.md", "loops.md", "precision.md", "profiling.md", "tour.md")
+PAGES = (
+    "egraph.md",
+    "from-pytorch.md",
+    "memory.md",
+    "loops.md",
+    "precision.md",
+    "profiling.md",
+    "tour.md",
+)
 TRAINING = ("checkpoints", "data", "distributed", "examples", "nn", "optim", "trainer")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", (*PAGES, *(f"{name}.md" for name in TRAINING)))
+@pytest.mark.parametrize("page", [*PAGES, *(f"{name}.md" for name in TRAINING)])
 def test_the_blocks_of_a_page_run(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))

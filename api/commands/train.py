@@ -1,4 +1,4 @@
-"""`eggpu train gpt|lstm|mlp|cnn|resnet|vit|autoencoder`: small models through the compiled runtime."""
+"""`eggpu train MODEL`: small models through the compiled runtime."""
 
 from __future__ import annotations
 
