@@ -156,7 +156,7 @@ def compile_graph(
             passes.lower = ranked(tuner(selection, target))
     # kernels in WGSL, memory, and a last check of every hazard and limit
     with timed(seconds, "lower"):
-        plan = assemble(selection, target, passes.lower, merge)
+        plan = assemble(selection, target, passes.lower, merge and options.optimize)
     parts = tuple(passes.parts)
     if merge and options.max_memory is not None:
         plan, parts, price = _within(options.max_memory, passes, program, selection, plan)
