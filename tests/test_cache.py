@@ -58,6 +58,8 @@ def test_every_option_counts(field):
         int: lambda v: v + 1,
         float: lambda v: v + 1,
         tuple: lambda v: ("fuse",),
+        str: lambda v: "mixed",
+        type(None): lambda v: 1 << 30,
     }
     value = getattr(eg.Options(), field)
     other = dataclasses.replace(eg.Options(), **{field: changed[type(value)](value)})
