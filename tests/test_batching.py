@@ -143,6 +143,16 @@ def test_ends_and_cancels(batcher, alone):
     assert stopped.reasons == ["stop"]
 
 
+def test_slots_in_segments(model, alone):
+    positions = 13 + 2 * 4  # 12 of each segment's own
+    made = Batcher(model, slots=2, context=48, sizes=(4,), most_bytes=positions * 4 * 2 * 2 * 8)
+    texts = [Taken(made, PROMPT, 6), Taken(made, PROMPT[:3], 12)]
+    finish(made)
+    assert len(made._state.cache.keys[0].parts) == 4
+    for text in texts:
+        assert text.chosen == text.expected(alone)
+
+
 def test_what_cannot_be_taken(batcher):
     for ids, message in (
         ([], "at least one token"),

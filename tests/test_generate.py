@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import eggpu as eg
+from eggpu.compiler.errors import ShapeMismatch
 from eggpu.compiler.tracing import array
 from eggpu.generate import GenerationError, Generator, LanguageModel, Sampling
 from eggpu.generate import chat as chat_
@@ -156,6 +157,28 @@ def test_a_fork_goes_its_own_way(generator):
     assert rest == want[1:]
     twin.rewind(2)
     assert list(twin.tokens(5)) == rest[:5]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_cache_in_segments_gives_the_same(batch):
+    """Windows of 4 positions cross the borders of segments at every offset."""
+    model = tiny_llama(window=7)
+    prompts = [PROMPT, PROMPT[:6]][:batch]
+    alone = Generator(model, context=48, sizes=(1, 4))
+    position = 4 * batch * 2 * 8
+    parts = Generator(
+        model, context=48, batch=batch, sizes=(1, 4), most_bytes=(13 + 2 * 4) * position
+    )
+    cache = parts.empty_cache()
+    assert [p.shape[2] for p in cache.keys[0].parts] == [12 + 8] * 4
+    assert cache.context == 48
+    session = parts.start(prompts)
+    rows = [session.token.copy()] + [session.next().copy() for _ in range(12)]
+    for k, prompt in enumerate(prompts):
+        assert [int(r[k]) for r in rows] == list(alone.start([prompt]).tokens(13))
+    assert all(tuple(b.shape) != (batch, 2, 48, 8) for b in parts.advance.plan.buffers)
+    with pytest.raises(ShapeMismatch, match="bytes of a binding at least"):
+        Generator(model, context=48, sizes=(1, 4), most_bytes=8 * 64).empty_cache()
 
 
 def test_what_cannot_be_generated(generator):

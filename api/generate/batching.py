@@ -119,13 +119,15 @@ class Batcher:
 
     def __init__(
         self, model: Decoder, *, slots: int = 4, context: int | None = None, waiting: int = 64,
-        cache_dtype: str = "f32", sizes: Sequence[int] = BUCKETS, **options: Any,
+        cache_dtype: str = "f32", sizes: Sequence[int] = BUCKETS,
+        most_bytes: int = 0, **options: Any,
     ) -> None:  # fmt: skip
         s = model.settings
         if slots < 1:
             raise GenerationError(f"needs at least 1 slot, got {slots}")
         self.model, self.cache_dtype, self.most_waiting = model, cache_dtype, waiting
         self.context = min(context or s.context, s.context)
+        self.most_bytes = most_bytes or eg.device().target.max_binding_bytes
         self.sizes = tuple(sorted({min(n, self.context) for n in sizes}))
         self._decode: Compiled = eg.compile(
             decode, donate=("slots", "options"), name="decode", **options
@@ -143,7 +145,10 @@ class Batcher:
     def _reset(self) -> None:
         self._broken = False
         s, n = self.model.settings, len(self._slots)
-        cache = empty(len(s.layers), n, s.kv_heads, self.context, s.head_size, self.cache_dtype)
+        cache = empty(
+            len(s.layers), n, s.kv_heads, self.context, s.head_size, self.cache_dtype,
+            most_bytes=self.most_bytes, slack=self.sizes[-1],
+        )  # fmt: skip
         self._state = Slots(
             cache, array(np.zeros(n, np.int32)), array(np.zeros((n, 1), np.int32)),
             array(np.zeros((n, s.vocab), np.float32)),

@@ -80,17 +80,18 @@ class Generator:
 
     Plans are compiled on first use, one for each of `sizes` and choice of sampling, and serve every
     later step: positions and options are data. `cache_dtype` is f32, or f16 where the device has
-    it.
+    it. A layer's keys of more than `most_bytes` (0: what the device binds) come in segments.
     """
 
     def __init__(
         self, model: Decoder, *, context: int | None = None, batch: int = 1,
-        cache_dtype: str = "f32", sizes: Sequence[int] = SIZES, **options: Any,
+        cache_dtype: str = "f32", sizes: Sequence[int] = SIZES, most_bytes: int = 0, **options: Any,
     ) -> None:  # fmt: skip
         s = model.settings
         self.model, self.batch, self.cache_dtype = model, batch, cache_dtype
         self.context = min(context or s.context, s.context)
         self.sizes = tuple(sorted(n for n in {1, *sizes} if n <= self.context))
+        self.most_bytes = most_bytes or eg.device().target.max_binding_bytes
         self.one = array(np.ones(batch, np.int32))  # tokens of a step
         self.advance: Compiled = eg.compile(advance, donate=("state",), name="advance", **options)
 
@@ -112,8 +113,9 @@ class Generator:
         """A cache without positions."""
         s = self.model.settings
         return empty(
-            len(s.layers), self.batch, s.kv_heads, self.context, s.head_size, self.cache_dtype
-        )
+            len(s.layers), self.batch, s.kv_heads, self.context, s.head_size, self.cache_dtype,
+            most_bytes=self.most_bytes, slack=self.sizes[-1],
+        )  # fmt: skip
 
 
 class GenerationSession:
