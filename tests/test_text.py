@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from eggpu.compiler import ops
 from eggpu.compiler.errors import IRError
 from eggpu.compiler.ir import Graph, Kind, Node, make, recording
+from eggpu.compiler.ops.decode import DECODE
 from eggpu.compiler.ops.elementwise import ELEMENTWISE
 from eggpu.compiler.ops.fused import Attention, AttentionBackward, get
 from eggpu.compiler.ops.leaf import Literal
@@ -124,6 +125,10 @@ def one_of_each() -> list[Node]:
         make(ScatterSet(), ops.reshape(x, (3, 8)), ops.reshape(y, (3, 8)), n),
         *(make(Scan(c, 1, c == "max"), x) for c in ("sum", "prod", "max", "min")),
         make(Argsort(True), x),
+        *(
+            get(make(form(0.5, False, 0, 0, 0.0, "none", 1, False, "zero"), x, x, x), 0)
+            for form in DECODE
+        ),
         *(ops.reduce(c, x, (1,)) for c in ("sum", "prod", "max", "min")),
         make(Windows((2, 2), (1, 1), (1, 2)), x),
         make(Conv((1, 1), (1, 1), 2), image, kernel),
