@@ -3,7 +3,7 @@ keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import CompileError
@@ -138,7 +138,7 @@ class _Decode:
         return replaced(self.job, self.job.group.outputs, {got: out}, memory)
 
     def _finished(
-        self, job: Job, emitter: Emitter, tile: Tile, stores: dict[str, object]
+        self, job: Job, emitter: Emitter, tile: Tile, stores: Mapping[str, object]
     ) -> KernelSource:
         operands = self._operands()
         # llvmpipe reads copies in images several times faster, but the whole of them is copied
