@@ -162,3 +162,19 @@ def test_probabilities_that_are_used_elsewhere_are_priced():
     np.testing.assert_allclose(np.asarray(sums), p.sum(-2), atol=2e-6)
     costs = [sum(x.predicted_ns for x in c.plan.kernels) for c in (compiled, forced)]
     assert costs[0] < costs[1]
+
+
+def test_scores_that_are_used_elsewhere_are_right_in_every_program():
+    def both(q, k, v):
+        s = q @ k.swapaxes(-1, -2) * 0.5
+        return nn.softmax(s, -1) @ v, s.max(-1)
+
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.standard_normal(s, np.float32) for s in ((2, 3, 8), (2, 20, 8), (2, 20, 8)))
+    s = 0.5 * q.astype(np.float64) @ k.swapaxes(-1, -2)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    for options in ({}, {"force": ("attention_split",)}, {"without": ("attention",)}):
+        out, top = eg.compile(both, cache=False, **options)(q, k, v)
+        np.testing.assert_allclose(np.asarray(out), p @ v, atol=2e-6)
+        np.testing.assert_allclose(np.asarray(top), s.max(-1), atol=2e-6)
