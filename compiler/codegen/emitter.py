@@ -170,7 +170,9 @@ class Emitter:
                 raise IRError(f"illegal kernel: {node!r} has no value inside it")
 
     def _elementwise(self, node: Node, at: tuple[Index, ...]) -> Value:
-        operands = [self._operand(node, k, at) for k in range(len(node.operands))]
+        operands = [  # no call between: one more a node and long chains recurse too deep
+            self._numbered(node, k, at) or self.value(o, at) for k, o in enumerate(node.operands)
+        ]
         if all(o.constant for o in operands):
             operands = [
                 self._variable(o) for o in operands
@@ -185,15 +187,15 @@ class Emitter:
             return Value(text, vector, depth)  # an op that is the identity
         return self.let((node, at), node.op.name, text, depth, vector)
 
-    def _operand(self, node: Node, k: int, at: tuple[Index, ...]) -> Value:
-        """The k-th operand of an elementwise op; a number where it counts modulo a period and that
-        is known."""
+    def _numbered(self, node: Node, k: int, at: tuple[Index, ...]) -> Value | None:
+        """The number that the k-th operand of an elementwise op is, where it counts modulo a period
+        and that is known."""
         periods = getattr(node.op, "periods", ())
         period = periods[k] if k < len(periods) else 0
         place = self._counted(node.operands[k], at) if period else None
         if place is not None and not (place % period).terms:
             return Value(f"{(place % period).constant}u", depth=0)
-        return self.value(node.operands[k], at)
+        return None
 
     def _counted(self, node: Node, at: tuple[Index, ...]) -> Index | None:
         """The position that an iota of u32, perhaps moved, has at a place."""
