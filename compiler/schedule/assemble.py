@@ -82,8 +82,8 @@ def _limited(plain: _Memory, target: Target, limit: int) -> Plan:
         budget -= max(found.peak_bytes - limit, limit // 64)
     raise TooLittleMemory(
         f"{plan.name} cannot run on {target.name} with max_memory={limit} bytes: arguments, "
-        f"results, constants and images take {fixed}, and the least found, with values computed again, is "
-        f"{least}",
+        f"results, constants and images take {fixed}, and the least found, with values computed "
+        f"again, is {least}",
         least,
     )
 

@@ -1,8 +1,8 @@
 """Copies of operands in images, which some devices read faster than buffers: how an array lies in
 one, and when each copy is made.
 
-A copy ends a compute pass, so copies that kernels soon need are made together. What a loop reads from
-around it is copied once, before the loop, into images that nothing else in the loop uses.
+A copy ends a compute pass, so copies that kernels soon need are made together. What a loop reads
+from around it is copied once, before the loop, into images that nothing else in the loop uses.
 """
 
 from __future__ import annotations
