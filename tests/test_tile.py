@@ -36,7 +36,7 @@ def test_candidates_are_legal(
         v, (rows, columns) = tile.values, (n, m) if tile.swap else (m, n)
         if tile.template == ROWS:
             covered = ceil(columns / (v["L"] * v["R"]))
-            assert rows <= 16
+            assert rows <= 8
         elif tile.template == "contract_cpu.wgsl.j2":
             covered = ceil(rows / v["TM"]) * ceil(columns / (v["L"] * v["CW"] * v["CV"]))
             assert ceil(k // v["KU"] / v["splits"]) < target.loop_limit

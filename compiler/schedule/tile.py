@@ -197,8 +197,8 @@ def _shuffle_ns(
     }
     step = 0.0
     for name, (fours, ones, vector, nbytes) in loads.items():
-        if p.words[name == "b"] < PACKED:  # words and scales, one by one, and never from images
-            step += ones * (2 * _LOAD1 + UNPACK)
+        if p.words[name == "b"] < PACKED:  # words and scales, which several steps share; no images
+            step += ones * (_LOAD1 / 2 + UNPACK)
             continue
         each = fours * _LOAD4 if vector else ones * _LOAD1
         less = fours * _IMAGE4 if vector else ones * _IMAGE1

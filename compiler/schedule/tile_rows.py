@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ROWS = "contract_rows.wgsl.j2"
 MOST_ROWS = 8  # that share kernels
-MOST_PACKED_ROWS = 16  # of a product with a packed matrix
+MOST_PACKED_ROWS = 8  # of a product with a packed matrix
 MOST_SUMS = 32  # of a lane, or kernels take long to compile
 SUBGROUPS = 264  # that keep a large GPU busy
 PACKED = 0.75  # words an element, below which several are in a word
@@ -24,8 +24,8 @@ _MULTIPLY_ADD, _SHUFFLE, UNPACK, _GROUP = 0.3, 0.5, 0.6, 150.0
 
 
 def shares_rows(target: Target, rows: Sequence[int], result: Sequence[int]) -> bool:
-    """Whether products of `rows` (..., m, k) with matrices can be one kernel on a target, which then
-    also computes statistics of the rows."""
+    """Whether products of `rows` (..., m, k) with matrices can be one kernel on a target, which
+    then also computes statistics of the rows."""
     *lead, m, k = rows
     few = prod(lead) == 1 and 1 <= m <= MOST_ROWS and k % 4 == 0 and k > 0 and result[-1] > 0
     return few and has_subgroups(target)
