@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import Kind
+from ..ops.move import Reshape
 from ..rule import RuleError
 from .language import families
 from .snapshot import Snapshot
@@ -34,6 +35,10 @@ def forced_to(snapshot: Snapshot, names: Sequence[str]) -> Snapshot:
     makers = {snapshot.cls[i] for i in rows if snapshot.ops[i].name in names}
     kept = {i for i in rows if snapshot.ops[i].kind is Kind.GET and snapshot.kids[i][0] in makers}
     forced = {snapshot.cls[i] for i in kept}
+    # heads that are grouped come back to their shape by a reshape
+    kept |= {
+        i for i in rows if isinstance(snapshot.ops[i], Reshape) and snapshot.kids[i][0] in forced
+    }
     left = [
         i for i in rows
         if (i in kept or snapshot.cls[i] not in forced)
