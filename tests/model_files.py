@@ -121,8 +121,9 @@ TEMPLATE = (
 )
 
 
-def tiny_folder(path, seed=0, context=96):
-    """A folder as of Hugging Face: a small random Llama whose tokens are printable characters."""
+def tiny_folder(path, seed=0, context=96, ends=True):
+    """A folder as of Hugging Face: a small random Llama whose tokens are printable characters; with
+    `ends` false none of them ends a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = ["\u0120" if c == 32 else chr(c) for c in range(32, 127)]
@@ -139,6 +140,7 @@ def tiny_folder(path, seed=0, context=96):
         "num_key_value_heads": 2, "max_position_embeddings": context, "hidden_act": "silu",
         "rms_norm_eps": 1e-6, "eos_token_id": 1, "bos_token_id": 0,
     }  # fmt: skip
+    config |= {} if ends else {"eos_token_id": None}
     (path / "config.json").write_text(json.dumps(config))
     settings = {"chat_template": TEMPLATE, "bos_token": "<s>", "eos_token": "</s>"}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -22,7 +22,7 @@ LONG = {"prompt": "abc", "max_tokens": 4000, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder = tiny_folder(tmp_path_factory.mktemp("served") / "model", context=4096)
+    folder = tiny_folder(tmp_path_factory.mktemp("served") / "model", context=4096, ends=False)
     flags = ["--port", "0", "--max-sequences", "3", "--context", "4096", "--name", "tiny"]
     process = subprocess.Popen(
         [sys.executable, "-m", "eggpu", "serve", "--model", str(folder), *flags],

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -26,6 +27,7 @@ from eggpu.serve.errors import RequestError
 from eggpu.serve.fields import parse
 
 MOST_BODY = 1 << 20  # bytes
+_GONE = 499  # in place of a status: the client has left
 
 
 def application(
@@ -52,7 +54,9 @@ def application(
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
             Route("/v1/completions", server.completions, methods=["POST"]),
         ],
-        exception_handlers={RequestError: _told, HTTPException: _told, Exception: _told},
+        exception_handlers=dict.fromkeys(
+            (RequestError, HTTPException, ClientDisconnect, Exception), _told
+        ),
         lifespan=lifespan,
     )
 
@@ -62,6 +66,8 @@ async def _told(_: HttpRequest, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, HTTPException):
         error = RequestError(str(error.detail), status=error.status_code)
+    elif isinstance(error, ClientDisconnect):  # in the middle of its body: nobody reads this
+        error = RequestError("the client left", status=_GONE)
     elif not isinstance(error, RequestError):
         error = RequestError("the server failed; its log tells more", status=500)
     if error.status == 429:
@@ -153,7 +159,7 @@ class _Server:
         finally:
             for reply in replies:
                 reply.close()
-        return Response(status_code=499) if done is None else JSONResponse(done)
+        return Response(status_code=_GONE) if done is None else JSONResponse(done)
 
     def _replies(self, answer: Answer, prompts: Sequence[list[int]]) -> list[Reply]:
         """A text for each choice of each prompt; none where one of them cannot be started."""
