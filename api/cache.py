@@ -1,8 +1,9 @@
 """Plans on disk: a program that was compiled before starts without e-graph and code generation.
 
-The key holds the program's text with every attribute, dtype and literal, the options, the target with its limits and
-rates, and the versions of eggpu's own sources and of the libraries that decide plans. The folder is the user's cache
-directory, or EGGPU_CACHE_DIR; EGGPU_CACHE_DIR="" turns the cache off.
+The key holds the program's text with every attribute, dtype and literal, the options, the target
+with its limits and rates, and the versions of eggpu's own sources and of the libraries that decide
+plans. The folder is the user's cache directory, or EGGPU_CACHE_DIR; EGGPU_CACHE_DIR="" turns the
+cache off.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def key(graph: Graph, target: Target, options: Options) -> str:
 
 @functools.cache
 def versions() -> tuple[str, ...]:
-    """Versions of what decides plans: Python, egglog, jinja2, and a digest of eggpu's compiler and templates."""
+    """Versions of what decides plans: Python, egglog, jinja2, and a digest of eggpu's compiler and
+    templates."""
     digest = hashlib.sha256()
     for package in ("eggpu.compiler", "eggpu.templates"):
         spec = importlib.util.find_spec(package)
@@ -84,7 +86,8 @@ def load(name: str) -> Plan | None:
 
 
 def store(name: str, plan: Plan) -> None:
-    """Keep a plan under a key. A folder that cannot be written is no error: the plan is compiled again next time."""
+    """Keep a plan under a key. A folder that cannot be written is no error: the plan is compiled
+    again next time."""
     from eggpu.compiler.schedule.serialize import plan_to_json
 
     where = folder()

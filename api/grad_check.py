@@ -62,8 +62,16 @@ class WrongGradient(EggpuError, AssertionError):
         super().__init__("\n".join(lines))
 
 
-def check_grads(function: Callable[..., Any], *args: Any, order: int = 1, step: float = 1e-5, rtol: float = 1e-4,
-                atol: float = 1e-5, most: int = 200, seed: int = 0) -> int:  # fmt: skip
+def check_grads(
+    function: Callable[..., Any],
+    *args: Any,
+    order: int = 1,
+    step: float = 1e-5,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    most: int = 200,
+    seed: int = 0,
+) -> int:
     """Compare gradients with finite differences; how many derivatives were compared.
 
     Every float array in `args` (arrays, numbers and pytrees of them) is checked against
@@ -127,8 +135,14 @@ def _slope(scalar: Callable[..., Any], moving: Sequence[int], seed: int) -> Call
 class _Check:
     """One order: the gradient of a scalar function of arrays."""
 
-    def __init__(self, scalar: Callable[..., Any], values: Sequence[np.ndarray], moving: Sequence[int],
-                 labels: Sequence[str], step: float) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scalar: Callable[..., Any],
+        values: Sequence[np.ndarray],
+        moving: Sequence[int],
+        labels: Sequence[str],
+        step: float,
+    ) -> None:
         self.values = [v.astype(np.float64) if v.dtype.kind == "f" else v for v in values]
         self.moving, self.labels, self.step = moving, labels, step
         self.graph = trace_call(scalar, list(values)).graph

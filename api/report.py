@@ -68,8 +68,8 @@ class Report:
     stored, inlined, recomputed: classes that a kernel writes, that are computed inside kernels, and
         those of the latter that are in more than one kernel.
 
-    A program with loops is chosen in parts, between loops and inside them. Numbers are sums over the
-    parts, costs those of all runs; the texts of the parts follow one another.
+    A program with loops is chosen in parts, between loops and inside them. Numbers are sums over
+    the parts, costs those of all runs; the texts of the parts follow one another.
 
     memory: with the option max_memory, what the limit costs.
 

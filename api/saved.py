@@ -23,7 +23,8 @@ def save(path: str | Path, plan: Plan, types: Sequence[Type]) -> None:
 
 
 class LoadedPlan:
-    """A saved plan on the current device. Call it with the leaves of the arguments in order; it gives a list of arrays."""
+    """A saved plan on the current device. Call it with the leaves of the arguments in order; it
+    gives a list of arrays."""
 
     def __init__(self, plan: Plan, types: Sequence[Type]) -> None:
         from eggpu.runtime import Executable

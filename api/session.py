@@ -1,4 +1,5 @@
-"""The only code that holds a compiler and a device: compiled functions, and arrays in device memory."""
+"""The only code that holds a compiler and a device: compiled functions, and arrays in device
+memory."""
 
 from __future__ import annotations
 
@@ -31,10 +32,12 @@ _current: list[Device] = []
 
 
 def device(name: str | int | None = None, backend: str | None = None) -> Device:
-    """The device that compiled functions run on; with arguments, open another one and use it from now on.
+    """The device that compiled functions run on; with arguments, open another one and use it from
+    now on.
 
-    `name` is a part of an adapter's name or its number in `eggpu devices`; the environment variable EGGPU_DEVICE is used
-    when nothing was chosen. Raises DeviceError, which says what to install, when there is none.
+    `name` is a part of an adapter's name or its number in `eggpu devices`; the environment variable
+    EGGPU_DEVICE is used when nothing was chosen. Raises DeviceError, which says what to install,
+    when there is none.
     """
     if name is not None or backend is not None or not _current:
         chosen = name if name is not None else os.environ.get("EGGPU_DEVICE")
@@ -103,7 +106,8 @@ def _tuner(options: Options) -> Tuner | None:
 
 @dataclass
 class _Version:
-    """One signature's program. `passes` is there when it was compiled in this process, not taken from the cache."""
+    """One signature's program. `passes` is there when it was compiled in this process, not taken
+    from the cache."""
 
     traced: Traced
     graph: Graph
@@ -122,20 +126,32 @@ class _Version:
         if self.passes is None:
             target = self.executable.device.target
             self.passes = compile_graph(
-                self.graph, target, self.options, trace=self.traced.primal, tuner=_tuner(self.options)
+                self.graph,
+                target,
+                self.options,
+                trace=self.traced.primal,
+                tuner=_tuner(self.options),
             )
         return self.passes
 
 
 class Compiled:
-    """A function compiled once for each signature: the structure, shapes and dtypes of its arguments.
+    """A function compiled once for each signature: the structure, shapes and dtypes of its
+    arguments.
 
-    Call it like the function. The stages of the latest signature are `.graph`, `.report`, `.plan`, `.wgsl` and `.memory`;
-    `explain(*args)`, `profile(*args)` and `dump(folder, *args)` compile for the arguments when needed.
+    Call it like the function. The stages of the latest signature are `.graph`, `.report`, `.plan`,
+    `.wgsl` and `.memory`; `explain(*args)`, `profile(*args)` and `dump(folder, *args)` compile for
+    the arguments when needed.
     """
 
-    def __init__(self, function: Callable[..., Any], donate: Sequence[str | int], name: str | None, options: Options,
-                 cached: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        donate: Sequence[str | int],
+        name: str | None,
+        options: Options,
+        cached: bool,
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.name = name or getattr(function, "__name__", "program")
@@ -154,7 +170,8 @@ class Compiled:
             return argument
         if argument not in self._parameters:
             raise TraceError(
-                f"donate names {argument!r}, but {self.name} has the parameters {', '.join(self._parameters)}"
+                f"donate names {argument!r}, but {self.name} has the parameters "
+                f"{', '.join(self._parameters)}"
             )
         return self._parameters.index(argument)
 
@@ -292,7 +309,8 @@ class Compiled:
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds of tracing, compiling and loading the latest signature; `seconds` has them by stage."""
+        """Seconds of tracing, compiling and loading the latest signature; `seconds` has them by
+        stage."""
         return sum(self._current().seconds.values())
 
     @property
@@ -310,7 +328,8 @@ class Compiled:
         )
 
     def dump(self, folder: str | Path, *args: Any, **kwargs: Any) -> Path:
-        """Write every stage and every kernel to numbered files in a folder; the latest signature without arguments."""
+        """Write every stage and every kernel to numbered files in a folder; the latest signature
+        without arguments."""
         from eggpu.dump import write
 
         compilation = (
@@ -321,8 +340,9 @@ class Compiled:
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """Run with a timestamp around every kernel; arguments keep their values, also donated ones.
 
-        Printed it is a table of times, GFLOP/s, GB/s and parts of the device's roof; `.kernels` has them as data and
-        `.save(path)` writes a trace for ui.perfetto.dev. Raises DeviceError on a device without timestamps.
+        Printed it is a table of times, GFLOP/s, GB/s and parts of the device's roof; `.kernels` has
+        them as data and `.save(path)` writes a trace for ui.perfetto.dev. Raises DeviceError on a
+        device without timestamps.
         """
         from eggpu.profiling import Profile
 
@@ -351,13 +371,20 @@ class _TypeOnly:
 
 
 def compile(
-    function: Callable[..., Any] | None = None, *, donate: Sequence[str | int] | str = (), name: str | None = None,
-    options: Options | None = None, cache: bool = True, **changes: Any,
-) -> Any:  # fmt: skip
-    """Compile a function of arrays, numbers and pytrees of them; works as a call and as a decorator.
+    function: Callable[..., Any] | None = None,
+    *,
+    donate: Sequence[str | int] | str = (),
+    name: str | None = None,
+    options: Options | None = None,
+    cache: bool = True,
+    **changes: Any,
+) -> Any:
+    """Compile a function of arrays, numbers and pytrees of them; works as a call and as a
+    decorator.
 
-    donate: parameters (names or positions) whose memory results may take over; a donated array must not be used again.
-    options, or its fields as keywords (optimize=, relaxed=, without= ...): see Options.
+    donate: parameters (names or positions) whose memory results may take over; a donated array must
+    not be used again. options, or its fields as keywords (optimize=, relaxed=, without= ...): see
+    Options.
     cache: take the plan from disk when this program was compiled before (see eggpu.cache).
 
     >>> @eggpu.compile(donate=("model",))

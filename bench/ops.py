@@ -1,4 +1,5 @@
-"""Times one representative of every kind of op against NumPy and, when installed, torch; one run, interleaved.
+"""Times one representative of every kind of op against NumPy and, when installed, torch; one run,
+interleaved.
 
     python bench/ops.py --json
 
@@ -138,8 +139,14 @@ def cases(scale: int) -> Iterator[Case]:
     yield Case(
         "reduce", f"softmax {n}x{n}", (square,), nn.softmax, np_softmax, lambda x: F.softmax(x, -1)
     )
-    yield Case("reduce", f"layer norm {n}x{n}", (square,), nn.layer_norm,
-               lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5), lambda x: F.layer_norm(x, (n,)))  # fmt: skip
+    yield Case(
+        "reduce",
+        f"layer norm {n}x{n}",
+        (square,),
+        nn.layer_norm,
+        lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5),
+        lambda x: F.layer_norm(x, (n,)),
+    )
     m = 1024 // scale
     yield Case(
         "contract",
@@ -150,8 +157,15 @@ def cases(scale: int) -> Iterator[Case]:
         lambda a, b: a @ b,
         1e-3,
     )
-    yield Case("scatter", f"scatter-add {4 * n}x64 into 1000", (floats(4 * n, 64), ids), lambda u, i: eg.scatter_add(eg.zeros((1000, 64)), 0, i, u), np_scatter,
-               lambda u, i: torch.zeros(1000, 64).index_add_(0, i, u), 1e-3)  # fmt: skip
+    yield Case(
+        "scatter",
+        f"scatter-add {4 * n}x64 into 1000",
+        (floats(4 * n, 64), ids),
+        lambda u, i: eg.scatter_add(eg.zeros((1000, 64)), 0, i, u),
+        np_scatter,
+        lambda u, i: torch.zeros(1000, 64).index_add_(0, i, u),
+        1e-3,
+    )
     yield Case(
         "scan",
         f"cumsum {n}x{n}",
@@ -170,11 +184,25 @@ def cases(scale: int) -> Iterator[Case]:
         lambda x: torch.sort(x, stable=True)[1],
     )
     c = 32 // max(1, scale // 2)
-    yield Case("window", f"conv 3x3 8x{c}x32x32", (floats(8, c, 32, 32), floats(c, c, 3, 3, seed=1)), lambda x, w: nn.conv2d(x, w, padding=1), np_conv,
-               lambda x, w: F.conv2d(x, w, padding=1), 1e-3)  # fmt: skip
+    yield Case(
+        "window",
+        f"conv 3x3 8x{c}x32x32",
+        (floats(8, c, 32, 32), floats(c, c, 3, 3, seed=1)),
+        lambda x, w: nn.conv2d(x, w, padding=1),
+        np_conv,
+        lambda x, w: F.conv2d(x, w, padding=1),
+        1e-3,
+    )
     q = floats(8, n // 4, 64)
-    yield Case("tuple", f"attention 8x{n // 4}x64", (q, q + 1, q * 2), nn.scaled_dot_product_attention, np_attention,
-               lambda q, k, v: F.scaled_dot_product_attention(q, k, v), 1e-3)  # fmt: skip
+    yield Case(
+        "tuple",
+        f"attention 8x{n // 4}x64",
+        (q, q + 1, q * 2),
+        nn.scaled_dot_product_attention,
+        np_attention,
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        1e-3,
+    )
     width = n // 8
     weight = floats(width, width, seed=2) / np.float32(np.sqrt(width))
     yield Case(

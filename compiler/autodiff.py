@@ -21,9 +21,11 @@ _MASKED = (Kind.ELEMENTWISE, Kind.MOVE, Kind.REDUCE)
 def vjp_nodes(
     outputs: Sequence[Node], cotangents: Sequence[Node], wrt: Sequence[Node]
 ) -> list[Node]:
-    """The cotangents of `wrt`, given those of `outputs`; zeros where an output does not depend on them.
+    """The cotangents of `wrt`, given those of `outputs`; zeros where an output does not depend on
+    them.
 
-    Where a select hides a value, its cotangent is 0 and stays 0, even where a derivative below is infinite or NaN.
+    Where a select hides a value, its cotangent is 0 and stays 0, even where a derivative below is
+    infinite or NaN.
     """
     pass_ = _Backward(outputs, wrt)
     for output, cotangent in zip(outputs, cotangents, strict=True):
@@ -98,8 +100,9 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """A function that gives `(value, gradients)` of a scalar function.
 
-    Gradients have the structure of the argument (of the tuple of arguments when `argnums` is a sequence); integer and
-    bool leaves get zeros. With `has_aux` the function returns `(value, aux)` and the result is `((value, aux), gradients)`.
+    Gradients have the structure of the argument (of the tuple of arguments when `argnums` is a
+    sequence); integer and bool leaves get zeros. With `has_aux` the function returns `(value, aux)`
+    and the result is `((value, aux), gradients)`.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +110,8 @@ def value_and_grad(
         numbers = [argnums] if isinstance(argnums, int) else list(argnums)
         if any(not -len(args) <= k < len(args) for k in numbers):
             raise TraceError(
-                f"argnums {argnums} is out of range: the function was called with {len(args)} positional arguments"
+                f"argnums {argnums} is out of range: the function was called with {len(args)} "
+                "positional arguments"
             )
         leaves, structure = pytree.flatten([args[k] for k in numbers])
         arrays = [array(v) for v in leaves]
@@ -165,7 +169,8 @@ def vjp(
 
 
 def _fresh(arrays: Sequence[Array]) -> list[Array]:
-    """The same values as nodes of their own, so that a value used elsewhere too is not differentiated there."""
+    """The same values as nodes of their own, so that a value used elsewhere too is not
+    differentiated there."""
     from .ops.elementwise import identity
 
     return [Array(identity(a.node)) for a in arrays]

@@ -1,4 +1,5 @@
-"""Functions with gradients of their own: `custom_vjp`, and `checkpoint`, whose gradient computes the function again."""
+"""Functions with gradients of their own: `custom_vjp`, and `checkpoint`, whose gradient computes
+the function again."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from .ops.fused import get
 from .tracing import Array, array
 from .types import TupleType, Type
 
-# From cotangents of the results, inputs, results and kept values to cotangents of the inputs. These are given each time,
-# since the call may stand in a graph of its own by then, such as the body of a loop.
+# From cotangents of the results, inputs, results and kept values to cotangents of the inputs. These
+# are given each time, since the call may stand in a graph of its own by then, such as the body of a
+# loop.
 Pullback = Callable[
     [Sequence[Node], Sequence[Node], Sequence[Node], Sequence[Node]], Sequence[Node | None]
 ]
@@ -27,7 +29,8 @@ Pullback = Callable[
 
 @dataclass(frozen=True, eq=False)
 class Custom(Op):
-    """Results of a function with the gradient `pullback` to its inputs: operands are inputs, results, and kept values.
+    """Results of a function with the gradient `pullback` to its inputs: operands are inputs,
+    results, and kept values.
 
     Only autodiff sees it: a traced program has the results themselves.
     """
@@ -71,9 +74,9 @@ class custom_vjp:
     ... def clipped(x): return x
     >>> clipped.defvjp(lambda x: (x, None), lambda kept, ct: (eggpu.clip(ct, -1, 1),))
 
-    `forward(*args)` gives the result and what to keep, `backward(kept, cotangent)` the cotangents of all arguments, None
-    for those without. Arguments and results are pytrees of arrays. The gradient reaches arguments only, not arrays that
-    the function has from around it.
+    `forward(*args)` gives the result and what to keep, `backward(kept, cotangent)` the cotangents
+    of all arguments, None for those without. Arguments and results are pytrees of arrays. The
+    gradient reaches arguments only, not arrays that the function has from around it.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -90,7 +93,8 @@ class custom_vjp:
     def __call__(self, *args: Any) -> Any:
         if self.forward is None or self.backward is None:
             raise TraceError(
-                f"{self._label} has no gradient yet: give it by {self._label}.defvjp(forward, backward)"
+                f"{self._label} has no gradient yet: give it by {self._label}.defvjp(forward, "
+                "backward)"
             )
         leaves, structure = pytree.flatten(list(args))
         inputs = [array(v).node for v in leaves]
@@ -123,7 +127,8 @@ class custom_vjp:
         parts = self.backward(kept, given)
         if not isinstance(parts, (tuple, list)) or len(parts) != len(args):
             raise TraceError(
-                f"the backward function of {self._label} gives a tuple of {len(args)} cotangents, got {parts!r}"
+                f"the backward function of {self._label} gives a tuple of {len(args)} "
+                f"cotangents, got {parts!r}"
             )
         out: list[Node | None] = []
         for part, arg in zip(parts, args, strict=True):
@@ -140,15 +145,18 @@ class custom_vjp:
         for found, n in zip(out, inputs, strict=True):
             if found is not None and found.type != n.type:
                 raise TraceError(
-                    f"a cotangent of {self._label} needs the type of its argument, {n.type}, got {found.type}"
+                    f"a cotangent of {self._label} needs the type of its argument, {n.type}, got "
+                    f"{found.type}"
                 )
         return out
 
 
 def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose intermediate values are not kept for its gradient but computed a second time.
+    """The function, whose intermediate values are not kept for its gradient but computed a second
+    time.
 
-    It trades time for memory. Gradients reach the arguments and every array that the function has from around it.
+    It trades time for memory. Gradients reach the arguments and every array that the function has
+    from around it.
     """
 
     @functools.wraps(function)
@@ -179,7 +187,8 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _frontier(outputs: Sequence[Node], marked: Sequence[Node]) -> list[Node]:
-    """What the part of a program between `marked` nodes and `outputs` reads: marked nodes, and values from around it."""
+    """What the part of a program between `marked` nodes and `outputs` reads: marked nodes, and
+    values from around it."""
     given, inside, numbers = set(marked), set[Node](), set[Node]()
     found: dict[Node, None] = {}
     for node in topological(outputs):

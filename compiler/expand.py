@@ -6,7 +6,8 @@ from .ir import Graph, Node, at_line, rebuild, recording, topological
 
 
 def expand(graph: Graph) -> Graph:
-    """`graph` with every op that declares expansions replaced by the first of them; source lines stay."""
+    """`graph` with every op that declares expansions replaced by the first of them; source lines
+    stay."""
     if not any(_expansions(n) for n in graph.nodes()):
         return graph
     new: dict[Node, Node] = {}

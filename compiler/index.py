@@ -1,7 +1,8 @@
 """Symbolic u32 index arithmetic with ranges: what movement ops say of where an element comes from.
 
-An Index is `constant + sum(coefficient * atom)`; an atom is a variable with a known size, or the quotient or
-remainder of an Index by a constant. Construction simplifies, so that a reshape of a reshape costs nothing.
+An Index is `constant + sum(coefficient * atom)`; an atom is a variable with a known size, or the
+quotient or remainder of an Index by a constant. Construction simplifies, so that a reshape of a
+reshape costs nothing.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ class Index:
         if common > 1:
             rest = Index(tuple((a, c // common) for a, c in rest.terms), rest.constant // common)
             return (rest % (by // common)) * common
-        # (a*c + small) % by = ((a*(c/g)) % (by/g)) * g + small where g = gcd(c, by) and 0 <= small < g
+        # (a*c + small) % by = ((a*(c/g)) % (by/g)) * g + small where g = gcd(c, by) and 0 <= small
+        # < g
         for g in sorted({math.gcd(c, by) for _, c in rest.terms} - {1}, reverse=True):
             big, small = rest.parts(g)
             if big.terms and 0 <= small.lo and small.hi < g:
@@ -174,7 +176,8 @@ class Index:
         return big, Index(tuple(t for t in self.terms if t[1] % g), self.constant % g)
 
     def coefficient(self, name: str) -> int | None:
-        """The factor of variable `name` when self is linear in it, None when it stands inside / or %."""
+        """The factor of variable `name` when self is linear in it, None when it stands inside / or
+        %."""
         found = 0
         for atom, c in self.terms:
             if isinstance(atom, Var):

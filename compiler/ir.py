@@ -1,7 +1,9 @@
-"""The graph: immutable, interned, typed nodes. Equal nodes are the same object and are compared with `is`.
+"""The graph: immutable, interned, typed nodes. Equal nodes are the same object and are compared
+with `is`.
 
-A `Node` is an op applied to operands; its op carries the attributes and knows the type rule, the NumPy meaning and
-the gradient. `Graph` names inputs and outputs. Passes are pure: a graph in, a graph out.
+A `Node` is an op applied to operands; its op carries the attributes and knows the type rule, the
+NumPy meaning and the gradient. `Graph` names inputs and outputs. Passes are pure: a graph in, a
+graph out.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """How an op is lowered. Every mechanism after tracing dispatches on the kind, never on a name."""
+    """How an op is lowered. Every mechanism after tracing dispatches on the kind, never on a
+    name."""
 
     INPUT = "input"  # an argument of the program
     CONSTANT = "constant"  # an array that the program carries
     LITERAL = "literal"  # a number, shape ()
     IOTA = "iota"  # positions along an axis
     ELEMENTWISE = "elementwise"  # one scalar expression of operands of one shape
-    MOVE = "move"  # each element comes from one place: transpose, reshape, slice, pad, concat, gather ...
+    # each element comes from one place: transpose, reshape, slice, pad, concat, gather ...
+    MOVE = "move"
     REDUCE = "reduce"  # combine over axes, which stay as 1
     CONTRACT = "contract"  # batched matrix product
     SCATTER = "scatter"  # add updates into places given by data
@@ -68,12 +72,13 @@ class Op:
 
     @property
     def masking(self) -> bool | None:
-        """Whether it may hide operands at places where their derivatives do not exist (True), or says that they exist
-        (False). None: as what uses it."""
+        """Whether it may hide operands at places where their derivatives do not exist (True), or
+        says that they exist (False). None: as what uses it."""
         return None
 
     def guarded(self, cotangent: Node, parts: Sequence[Node | None]) -> Sequence[Node | None]:
-        """The parts of its vjp where a mask may hide the result: 0 where the cotangent is 0, whatever the derivative."""
+        """The parts of its vjp where a mask may hide the result: 0 where the cotangent is 0,
+        whatever the derivative."""
         return parts
 
     def item(self, node: Node, index: int) -> Node | None:
@@ -85,7 +90,8 @@ class Op:
         return None
 
     def expansions(self, *operands: Node) -> Sequence[Node]:
-        """Equal programs of simpler ops, which the e-graph holds beside this one; the first is the plain lowering."""
+        """Equal programs of simpler ops, which the e-graph holds beside this one; the first is the
+        plain lowering."""
         return ()
 
     @property
@@ -136,7 +142,8 @@ class Node:
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.type!r}>"
 
-    # Arithmetic on nodes of one type, for gradients and library code. Python scalars become literals.
+    # Arithmetic on nodes of one type, for gradients and library code. Python scalars become
+    # literals.
     def __add__(self, other: Node | float) -> Node:
         return _binary("add", self, other)
 
@@ -230,7 +237,8 @@ def known_lines() -> Mapping[Node, str]:
 
 
 class at_line:
-    """Within it, new nodes belong to the given user line (a gradient belongs to its primal's line)."""
+    """Within it, new nodes belong to the given user line (a gradient belongs to its primal's
+    line)."""
 
     def __init__(self, line: str) -> None:
         self.line = line
@@ -273,7 +281,8 @@ class Graph:
 
 
 def topological(roots: Iterable[Node]) -> list[Node]:
-    """Nodes reachable from roots, operands before users; depth first, left to right, without recursion."""
+    """Nodes reachable from roots, operands before users; depth first, left to right, without
+    recursion."""
     done: set[Node] = set()
     out: list[Node] = []
     for root in roots:
@@ -304,7 +313,8 @@ def rebuild(node: Node, operands: Sequence[Node]) -> Node:
 
 
 def substitute(roots: Sequence[Node], replacements: Mapping[Node, Node]) -> list[Node]:
-    """`roots` with nodes replaced throughout; a new node belongs to the line of the one it stands for."""
+    """`roots` with nodes replaced throughout; a new node belongs to the line of the one it stands
+    for."""
     new: dict[Node, Node] = dict(replacements)
     sources = known_lines()
     for node in topological(roots):
@@ -324,10 +334,12 @@ def nested(graph: Graph) -> Iterator[Graph]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where an element of a MOVE op's result comes from: operand `operand` at `index`, if `condition` holds.
+    """Where an element of a MOVE op's result comes from: operand `operand` at `index`, if
+    `condition` holds.
 
-    `condition` is a list of (index, lower, upper): lower <= index < upper for each. An index may hold variables made
-    by the `load` function that `Op.sources` gets, for places that are given by data.
+    `condition` is a list of (index, lower, upper): lower <= index < upper for each. An index may
+    hold variables made by the `load` function that `Op.sources` gets, for places that are given by
+    data.
     """
 
     operand: int

@@ -33,17 +33,22 @@ Tuner = Callable[[Selection, Target], Mapping[str, int]]
 class Options:
     """How to compile. All of it counts for the plan; nothing is read from the environment.
 
-    optimize: saturate the e-graph and search; off, every op is its own kernel (for tests and comparison).
+    optimize: saturate the e-graph and search; off, every op is its own kernel (for tests and
+    comparison).
     relaxed: also rules that change float32 results by more than rounding.
-    precision: "float32", or "mixed": activations and operands of products are kept as f16 (see compiler/mixed.py). Gradients
+    precision: "float32", or "mixed": activations and operands of products are kept as f16 (see
+    compiler/mixed.py). Gradients
         of small losses vanish in f16: multiply the loss by a factor, as optim.scaled does.
     without: names of rules that are not used (eggpu.rules.list() has them all).
     force: names of kernels ("attention_split") that compute whatever they can, whatever they cost.
-    rules: rules to add to eggpu's own (eggpu.rules.Rule); eggpu.testing.check_rule finds out whether they are right.
+    rules: rules to add to eggpu's own (eggpu.rules.Rule); eggpu.testing.check_rule finds out
+    whether they are right.
     max_rows, max_seconds: bounds of saturation; one that is hit still gives a right plan.
     effort: rounds of the extraction search.
-    tune: time the predicted best tilings of each kernel on the device, once for a device and driver (see eggpu.tuning).
-    max_memory: bytes on the device that a call may take, arguments and results among them; above it values are computed
+    tune: time the predicted best tilings of each kernel on the device, once for a device and driver
+    (see eggpu.tuning).
+    max_memory: bytes on the device that a call may take, arguments and results among them; above it
+    values are computed
         again instead of kept.
     """
 
@@ -62,7 +67,8 @@ class Options:
 
 @dataclass(frozen=True)
 class MemoryPrice:
-    """What a limit on memory costs: bytes and predicted ns with and without it, and kernels that run again."""
+    """What a limit on memory costs: bytes and predicted ns with and without it, and kernels that
+    run again."""
 
     limit: int
     peak: int
@@ -82,8 +88,8 @@ class MemoryPrice:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen for a part of the program without loops, which runs `times` times. Reports are None for an
-    unoptimized program."""
+    """What was chosen for a part of the program without loops, which runs `times` times. Reports
+    are None for an unoptimized program."""
 
     graph: Graph
     selection: Selection
@@ -95,7 +101,8 @@ class Chosen:
 
 @dataclass
 class Compilation:
-    """What each pass gave. `parts` are the parts of the program between loops and the bodies of these, in order."""
+    """What each pass gave. `parts` are the parts of the program between loops and the bodies of
+    these, in order."""
 
     trace: Graph  # before differentiation
     graph: Graph  # forward, backward and update
@@ -129,12 +136,18 @@ class Compilation:
 
 @no_collector()
 def compile_graph(
-    graph: Graph, target: Target, options: Options | None = None, *, trace: Graph | None = None, merge: bool = True,
+    graph: Graph,
+    target: Target,
+    options: Options | None = None,
+    *,
+    trace: Graph | None = None,
+    merge: bool = True,
     tuner: Tuner | None = None,
-) -> Compilation:  # fmt: skip
+) -> Compilation:
     """Compile a graph for a target. Raises CompileError when the target cannot hold it.
 
-    Without `merge`, independent kernels of one form stay apart. `tuner` is asked which tilings are fastest.
+    Without `merge`, independent kernels of one form stay apart. `tuner` is asked which tilings are
+    fastest.
     """
     from .expand import expand
     from .schedule.assemble import assemble
@@ -216,7 +229,8 @@ def _in_precision(graph: Graph, target: Target, options: Options) -> Graph:
         raise CompileError(f"precision is 'float32' or 'mixed', got {options.precision!r}")
     if "shader-f16" not in target.features:
         raise CompileError(
-            f"precision='mixed' needs a device with the feature shader-f16, which {target.name} lacks; "
+            f"precision='mixed' needs a device with the feature shader-f16, which {target.name} "
+            "lacks; "
             "precision='float32' runs everywhere"
         )
     return mixed(graph)
@@ -306,7 +320,8 @@ class _Passes:
 def _new(
     more: Sequence[Group | LoopGroup], before: Sequence[Group | LoopGroup]
 ) -> Iterator[Group | LoopGroup]:
-    """Groups of a part without what groups of earlier parts store too: movement of inputs, for one."""
+    """Groups of a part without what groups of earlier parts store too: movement of inputs, for
+    one."""
     from .schedule.selection import Group, reads
 
     stored = {out for group in before for out in group.outputs}
@@ -322,7 +337,8 @@ def _new(
 
 
 def compile_body(op: Loop, program: Graph, target: Target, options: Options) -> Compilation:
-    """Compile a loop's body: carries may be written over, and each result has a buffer of its own."""
+    """Compile a loop's body: carries may be written over, and each result has a buffer of its
+    own."""
     from .ops.elementwise import barrier
     from .schedule.repeat import unfit
 
@@ -345,8 +361,8 @@ def compile_body(op: Loop, program: Graph, target: Target, options: Options) -> 
 
 
 def saturation(options: Options) -> Saturation:
-    """The options of saturation. Raises RuleError for an unknown name in `without` or `force` and for a rule that is not
-    well formed."""
+    """The options of saturation. Raises RuleError for an unknown name in `without` or `force` and
+    for a rule that is not well formed."""
     from .egraph.keep import validate_forced
     from .egraph.saturate import Options as Kind
     from .egraph.validate import validate_choice
@@ -354,9 +370,12 @@ def saturation(options: Options) -> Saturation:
     validate_choice(options.without, options.rules)
     validate_forced(options.force)
     return Kind(
-        max_rows=options.max_rows, max_seconds=options.max_seconds, relaxed=options.relaxed, disabled=options.without,
+        max_rows=options.max_rows,
+        max_seconds=options.max_seconds,
+        relaxed=options.relaxed,
+        disabled=options.without,
         extra=options.rules,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

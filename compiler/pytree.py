@@ -1,9 +1,11 @@
-"""Nested containers of arrays: dicts, lists, tuples, named tuples and dataclasses, taken apart and put together.
+"""Nested containers of arrays: dicts, lists, tuples, named tuples and dataclasses, taken apart and
+put together.
 
-Leaves are arrays and Python numbers. Inside a dataclass, Python numbers, strings, functions and None are static:
-they belong to the structure, so that a module's `heads: int` is never traced.
+Leaves are arrays and Python numbers. Inside a dataclass, Python numbers, strings, functions and
+None are static: they belong to the structure, so that a module's `heads: int` is never traced.
 
-A training step takes and returns hundreds of leaves, so trees of frozen dataclasses and tuples remember what they were
+A training step takes and returns hundreds of leaves, so trees of frozen dataclasses and tuples
+remember what they were
 put together from: taking them apart again costs nothing.
 """
 
@@ -93,7 +95,8 @@ def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
         return Structure("static", static=tree)
     where = path.lstrip(".") or "argument"
     raise TraceError(
-        f"{where} is a {type(tree).__name__}; arrays, numbers, dicts, lists, tuples and dataclasses can be traced"
+        f"{where} is a {type(tree).__name__}; arrays, numbers, dicts, lists, tuples and "
+        "dataclasses can be traced"
     )
 
 

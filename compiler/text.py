@@ -145,7 +145,8 @@ def _call(node: Node, names: Mapping[Node, str], sources: Mapping[Node, str]) ->
 
 
 def _attribute(value: Any, sources: Mapping[Node, str]) -> str:
-    """The text of an attribute; a graph stands on lines of its own, with its lines in the user's program."""
+    """The text of an attribute; a graph stands on lines of its own, with its lines in the user's
+    program."""
     if not isinstance(value, Graph):
         return _shown(value)
     text = print_graph(value.replace(sources=sources))

@@ -1,7 +1,9 @@
-"""Arrays as users see them, and `trace`: running a plain function on symbolic arrays to get its graph.
+"""Arrays as users see them, and `trace`: running a plain function on symbolic arrays to get its
+graph.
 
-An `Array` is a value that is known (NumPy or device memory) or an expression over known values and trace inputs.
-Outside of a trace an expression over known values is computed by NumPy when its value is asked for.
+An `Array` is a value that is known (NumPy or device memory) or an expression over known values and
+trace inputs. Outside of a trace an expression over known values is computed by NumPy when its value
+is asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Storage(Protocol):
 
 
 class Array:
-    """An n-dimensional array with NumPy's operators. Methods and operators are attached by `eggpu.compiler.library`."""
+    """An n-dimensional array with NumPy's operators. Methods and operators are attached by
+    `eggpu.compiler.library`."""
 
     __slots__ = ("_node", "_value", "storage")
     __eggpu_array__ = True
@@ -91,8 +94,10 @@ class Array:
         assert self._node is not None
         if any(n.kind is Kind.INPUT for n in topological([self._node])):
             raise TraceError(
-                f"the value of a traced {self.type} was asked for: inside a compiled function an array has no value yet. "
-                "Use eggpu.where instead of `if`, and keep NumPy calls, float(), int() and print outside"
+                f"the value of a traced {self.type} was asked for: inside a compiled function an "
+                "array has no value yet. "
+                "Use eggpu.where instead of `if`, and keep NumPy calls, float(), int() and print "
+                "outside"
             )
         from .reference import evaluate
 
@@ -235,7 +240,8 @@ def leaf_type(leaf: Any) -> Type:
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced call: its graph, how arguments and results are put together, and what was differentiated."""
+    """A traced call: its graph, how arguments and results are put together, and what was
+    differentiated."""
 
     graph: Graph
     primal: Graph
@@ -243,8 +249,14 @@ class Traced:
     results: pytree.Structure
 
 
-def trace_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, *,
-               names: Sequence[str] | None = None, name: str | None = None) -> Traced:  # fmt: skip
+def trace_call(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    name: str | None = None,
+) -> Traced:
     """Run `function` on symbolic arrays of the arguments' types and take its graph.
 
     `names` are the parameters' names, for the names of inputs; leaves may also be Types.
@@ -313,7 +325,8 @@ def primal_graph(graph: Graph, primals: Sequence[Node]) -> Graph:
 
 
 def strip_identities(outputs: Sequence[Node], sources: dict[Node, str]) -> tuple[Node, ...]:
-    """`outputs` without the ops that only autodiff needs, such as stop_gradient and marks of differentiated values."""
+    """`outputs` without the ops that only autodiff needs, such as stop_gradient and marks of
+    differentiated values."""
     new: dict[Node, Node] = {}
     for node in topological(outputs):
         operands = [new[o] for o in node.operands]
@@ -362,7 +375,8 @@ def _labels(structure: pytree.Structure, names: Sequence[str] | None) -> list[st
 
 
 def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
-    """The graph of `function` for arguments of these types (arrays, numbers, pytrees, or Types such as parse_type("f32[8, 64]")).
+    """The graph of `function` for arguments of these types (arrays, numbers, pytrees, or Types such
+    as parse_type("f32[8, 64]")).
 
     >>> print(trace(lambda x: x + 1.0, parse_type("f32[8]")))
     """

@@ -38,9 +38,19 @@ f16 = DType("f16", "f", 2, 3)
 f32 = DType("f32", "f", 4, 4)
 DTYPES = {d.name: d for d in (bool_, u32, i32, f16, f32)}
 _FROM_NUMPY = {
-    "bool": bool_, "uint8": u32, "uint16": u32, "uint32": u32, "uint64": u32, "int8": i32, "int16": i32,
-    "int32": i32, "int64": i32, "float16": f16, "float32": f32, "float64": f32,
-}  # fmt: skip
+    "bool": bool_,
+    "uint8": u32,
+    "uint16": u32,
+    "uint32": u32,
+    "uint64": u32,
+    "int8": i32,
+    "int16": i32,
+    "int32": i32,
+    "int64": i32,
+    "float16": f16,
+    "float32": f32,
+    "float64": f32,
+}
 
 
 def dtype(value: object) -> DType:

@@ -1,4 +1,5 @@
-"""Writes docs/ops.md, the table of all ops and functions, from their declarations: `python scripts/write_ops_table.py`."""
+"""Writes docs/ops.md, the table of all ops and functions, from their declarations: `python
+scripts/write_ops_table.py`."""
 
 from __future__ import annotations
 

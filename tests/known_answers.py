@@ -1,7 +1,8 @@
 """Small inputs with known right answers, each of a kind that goes wrong in some tensor compiler.
 
-`CASES[i]["fn"]()` gives (inputs, expected): inputs is a dict of arrays, expected an array or a dict of them. `essence` says what goes wrong
-elsewhere. They stand for kinds: the kind is to be right, not the one input.
+`CASES[i]["fn"]()` gives (inputs, expected): inputs is a dict of arrays, expected an array or a dict
+of them. `essence` says what goes wrong elsewhere. They stand for kinds: the kind is to be right,
+not the one input.
 """
 
 import numpy as np

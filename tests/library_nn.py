@@ -206,7 +206,7 @@ def attention(
 
 
 Q, K, V = f(2, 4, 5, 3), f(2, 4, 7, 3, seed=1), f(2, 4, 7, 6, seed=2)
-J, I = np.arange(7)[None], np.arange(5)[:, None]
+KEY, QUERY = np.arange(7)[None], np.arange(5)[:, None]
 sdpa = "scaled_dot_product_attention"
 row(sdpa, named(sdpa), [(Q, K, V), (Q[0], K[0], V[0]), (Q[0, 0], K[0, 0], V[0, 0]), (Q, K[:, :2], V[:, :2]), (Q, K[:, :1], V[:, :1]),
                         (Q[:0], K[:0], V[:0]), (Q[..., :0, :], K, V), (Q, K[..., :0, :], V[..., :0, :]), (Q[..., :0], K[..., :0], V)], attention, nn)  # fmt: skip
@@ -222,7 +222,7 @@ row(
     attention,
     nn,
 )
-for kind, seen in (("top-left", J <= I), ("bottom-right", J <= I + 2)):
+for kind, seen in (("top-left", KEY <= QUERY), ("bottom-right", KEY <= QUERY + 2)):
     row(
         sdpa,
         named(sdpa, causal=kind),
@@ -232,7 +232,7 @@ for kind, seen in (("top-left", J <= I), ("bottom-right", J <= I + 2)):
     )
     close = seen & (np.flip(seen.cumsum(1) * 0 + 1) > 0)
     row(sdpa, named(sdpa, causal=kind, window=3), [(Q, K, V)],
-        lambda q, k, v, s=seen, o=0 if kind == "top-left" else 2: attention(q, k, v, visible=s & (J > I + o - 3)), nn)  # fmt: skip
+        lambda q, k, v, s=seen, o=0 if kind == "top-left" else 2: attention(q, k, v, visible=s & (KEY > QUERY + o - 3)), nn)  # fmt: skip
 row(
     sdpa,
     named(sdpa, scale=0.3, softcap=1.5),

@@ -70,9 +70,17 @@ def test_tanh_saturates(run):
 def test_ieee_basics(run):
     i, want, tol = given("ieee_basics")
     got = run(
-        lambda a, b, c, d: {"div0": a / 0.0, "log": eg.log(b), "sqrt": eg.sqrt(c), "exp": eg.exp(d)},
-        i["a"], np.array([0, -1, 1], np.float32), np.array([-1, 0, 4], np.float32), np.array([100, -200, 0], np.float32),
-    )  # fmt: skip
+        lambda a, b, c, d: {
+            "div0": a / 0.0,
+            "log": eg.log(b),
+            "sqrt": eg.sqrt(c),
+            "exp": eg.exp(d),
+        },
+        i["a"],
+        np.array([0, -1, 1], np.float32),
+        np.array([-1, 0, 4], np.float32),
+        np.array([100, -200, 0], np.float32),
+    )
     for k in want:
         close(got[k], want[k], tol)
 

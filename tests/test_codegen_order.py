@@ -1,4 +1,5 @@
-"""Kernels of running combinations, sorting and scattered writes, for both classes of device, in one stage and in several."""
+"""Kernels of running combinations, sorting and scattered writes, for both classes of device, in one
+stage and in several."""
 
 from __future__ import annotations
 
@@ -105,8 +106,11 @@ def test_order_is_stable(device, target, shape, descending):
 def test_of_several_writes_to_a_place_the_last_stays(device, target, rows, count, width):
     x, u, at = given(0, (rows, width)), given(1, (count, width)), given(2, (count,), i32)
     rng = np.random.default_rng(0)
-    args = [rng.standard_normal((rows, width)).astype(np.float32), rng.standard_normal((count, width)).astype(np.float32),
-            rng.integers(-rows, rows, count).astype(np.int32)]  # fmt: skip
+    args = [
+        rng.standard_normal((rows, width)).astype(np.float32),
+        rng.standard_normal((count, width)).astype(np.float32),
+        rng.integers(-rows, rows, count).astype(np.int32),
+    ]
     outputs = [E.mul(scatter_set(E.neg(x), u, at), x)]  # with what comes before and after
     pairs, _ = results(device, target, [x, u, at], outputs, args)
     for got, want in pairs:

@@ -59,11 +59,11 @@ def test_a_wrong_gradient_is_told_by_argument_and_element() -> None:
 
 def test_a_corner_is_told() -> None:
     with pytest.raises(
-        WrongGradient, match="a corner: -?0 from the left, -?[0-9.]+ from the right"
+        WrongGradient, match=r"a corner: -?0 from the left, -?[0-9.]+ from the right"
     ):
         check_grads(nn.relu, np.zeros(1, np.float32))
 
 
 def test_nan_is_wrong() -> None:
-    with pytest.raises(WrongGradient, match="gradient nan|finite difference nan"):
+    with pytest.raises(WrongGradient, match=r"gradient nan|finite difference nan"):
         check_grads(eg.sqrt, np.array([-1.0], np.float32))

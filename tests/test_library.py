@@ -1,4 +1,5 @@
-"""Every public function against NumPy: at once (the interpreter) and compiled, with arguments of all shapes."""
+"""Every public function against NumPy: at once (the interpreter) and compiled, with arguments of
+all shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Five tests of every op, made from its samples: type rule, gradient, the e-graph's language, text, and kernels."""
+"""Five tests of every op, made from its samples: type rule, gradient, the e-graph's language, text,
+and kernels."""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ def _results(sample: Sample) -> range:
 
 
 def difference(got: np.ndarray, double: np.ndarray, single: np.ndarray) -> str | None:
-    """What is wrong with a result: it is near NumPy's in double precision or, at the ends of single precision, in single."""
+    """What is wrong with a result: it is near NumPy's in double precision or, at the ends of single
+    precision, in single."""
     if got.shape != single.shape or got.dtype != single.dtype:
         return f"{got.dtype}{list(got.shape)} for {single.dtype}{list(single.shape)}"
     if got.dtype.kind != "f":

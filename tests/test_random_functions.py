@@ -1,4 +1,5 @@
-"""Random numbers: the same key gives the same numbers, compiled or not, in any shape, and they have their distribution."""
+"""Random numbers: the same key gives the same numbers, compiled or not, in any shape, and they have
+their distribution."""
 
 from __future__ import annotations
 
@@ -17,10 +18,18 @@ N = 20_000
 def every(key):
     a, b = er.split(key)
     return (
-        er.uniform(a, (3, 5)), er.uniform(a, (7,), -2.0, 3.0), er.bernoulli(b, 0.3, (11,)), er.randint(a, (13,), -5, 9),
-        er.split(key, 3), er.fold_in(key, 5), er.permutation(b, 17), er.permutation(b, eg.arange(10).reshape(5, 2)),
-        er.uniform(a, ()), er.uniform(a, (0, 3)), er.categorical(a, eg.zeros((4, 6))),
-    )  # fmt: skip
+        er.uniform(a, (3, 5)),
+        er.uniform(a, (7,), -2.0, 3.0),
+        er.bernoulli(b, 0.3, (11,)),
+        er.randint(a, (13,), -5, 9),
+        er.split(key, 3),
+        er.fold_in(key, 5),
+        er.permutation(b, 17),
+        er.permutation(b, eg.arange(10).reshape(5, 2)),
+        er.uniform(a, ()),
+        er.uniform(a, (0, 3)),
+        er.categorical(a, eg.zeros((4, 6))),
+    )
 
 
 @pytest.mark.parametrize("optimize", [True, False])

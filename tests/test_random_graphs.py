@@ -1,4 +1,5 @@
-"""Random small programs: compiled they give what NumPy gives in double precision, and their gradients are finite differences."""
+"""Random small programs: compiled they give what NumPy gives in double precision, and their
+gradients are finite differences."""
 
 from __future__ import annotations
 
@@ -62,8 +63,14 @@ OPS: dict[str, tuple[int, Callable[[Any, Any, int], Any]]] = {
     "exp": (0, lambda x, y, c: eg.exp(eg.tanh(x))),
     "log": (0, lambda x, y, c: eg.log(x * x + 0.5)),
     "sqrt": (0, lambda x, y, c: eg.sqrt(eg.abs(x) + 0.1) if c % 2 else eg.rsqrt(x * x + 0.5)),
-    "relu": (0, lambda x, y, c: (nn.relu, nn.gelu, nn.silu, nn.softplus, nn.elu, nn.mish)[c % 6](x)),
-    "scale": (0, lambda x, y, c: (x * 0.5 - 0.25, 1.0 - x, -x, x / 3.0, 2.0 / (x * x + 1.0))[c % 5]),
+    "relu": (
+        0,
+        lambda x, y, c: (nn.relu, nn.gelu, nn.silu, nn.softplus, nn.elu, nn.mish)[c % 6](x),
+    ),
+    "scale": (
+        0,
+        lambda x, y, c: (x * 0.5 - 0.25, 1.0 - x, -x, x / 3.0, 2.0 / (x * x + 1.0))[c % 5],
+    ),
     "power": (0, lambda x, y, c: eg.tanh(x) ** (c % 4) + eg.power(eg.sigmoid(x), 1.5)),
     "add": (0, lambda x, y, c: x + spread(y, x)),
     "subtract": (0, lambda x, y, c: x - spread(y, x)),
@@ -80,18 +87,37 @@ OPS: dict[str, tuple[int, Callable[[Any, Any, int], Any]]] = {
     "prod": (1, lambda x, y, c: eg.prod(eg.tanh(x), axis_of(x, c))),
     "norm": (1, lambda x, y, c: x / (eg.norm(x, axis=axis_of(x, c), keepdims=True) + 0.5)),
     "softmax": (1, lambda x, y, c: (nn.softmax, nn.log_softmax)[c & 1](x, axis_of(x, c >> 1))),
-    "layer_norm": (1, lambda x, y, c: nn.layer_norm(x, eps=0.1) if c & 1 else nn.rms_norm(x, eps=0.1)),
-    "cumsum": (1, lambda x, y, c: (eg.cumsum, eg.cummax, eg.cummin)[c % 3](x, axis_of(x, c >> 2), reverse=bool(c & 1))),
+    "layer_norm": (
+        1,
+        lambda x, y, c: nn.layer_norm(x, eps=0.1) if c & 1 else nn.rms_norm(x, eps=0.1),
+    ),
+    "cumsum": (
+        1,
+        lambda x, y, c: (eg.cumsum, eg.cummax, eg.cummin)[c % 3](
+            x, axis_of(x, c >> 2), reverse=bool(c & 1)
+        ),
+    ),
     "sort": (1, lambda x, y, c: eg.sort(x, axis_of(x, c))),
     "transpose": (2, lambda x, y, c: eg.swapaxes(x, 0, -1) if c & 1 else eg.transpose(x)),
     "reshape": (0, lambda x, y, c: x.reshape((-1,)) if c & 1 else eg.expand_dims(x, 0)),
-    "slice": (1, lambda x, y, c: (x[::-1], x[: max(1, x.shape[0] - 1)], x[::2], x[None, ..., -1])[c % 4]),
-    "pad": (1, lambda x, y, c: eg.pad(x, 1, constant_values=0.5) if c & 1 else eg.roll(x, 1, axis_of(x, c >> 1))),
+    "slice": (
+        1,
+        lambda x, y, c: (x[::-1], x[: max(1, x.shape[0] - 1)], x[::2], x[None, ..., -1])[c % 4],
+    ),
+    "pad": (
+        1,
+        lambda x, y, c: (
+            eg.pad(x, 1, constant_values=0.5) if c & 1 else eg.roll(x, 1, axis_of(x, c >> 1))
+        ),
+    ),
     "concatenate": (1, lambda x, y, c: joined(x, y, c)),
     "take": (1, lambda x, y, c: eg.take(x, np.array([0, -1, 0]), axis_of(x, c))),
     "matmul": (1, lambda x, y, c: eg.tanh(product(x, y))),
-    "one_hot": (1, lambda x, y, c: x.at[0].set(0.25) if c & 1 else x.at[np.array([0, -1, 0])].add(x[:1])),
-}  # fmt: skip
+    "one_hot": (
+        1,
+        lambda x, y, c: x.at[0].set(0.25) if c & 1 else x.at[np.array([0, -1, 0])].add(x[:1]),
+    ),
+}
 
 
 @st.composite

@@ -85,18 +85,29 @@ REFUSED = {
     # more rows than the kernels for few rows take
     **{
         f"decode-{form}{case}": {
-            "q": "f32[2, 17, 3]", "x": x, "m": "bool[2, 17, 4]", "a": "i32[2, 17, 1]",
-            "b": "i32[2, 17, 1]", "s": (2, 17, 4),
+            "q": "f32[2, 17, 3]",
+            "x": x,
+            "m": "bool[2, 17, 4]",
+            "a": "i32[2, 17, 1]",
+            "b": "i32[2, 17, 1]",
+            "s": (2, 17, 4),
         }
         for form in ("online", "phases", "split")
         for case, x in (
-            ("", ""), ("-mask", "bool[2, 17, 4]"), ("-bias", "f32[2, 17, 4]"),
-            ("-bounds", "(Between a b s)"), ("-bounds-mask", "(And (Between a b s) m)"),
+            ("", ""),
+            ("-mask", "bool[2, 17, 4]"),
+            ("-bias", "f32[2, 17, 4]"),
+            ("-bounds", "(Between a b s)"),
+            ("-bounds-mask", "(And (Between a b s) m)"),
         )
     },
     **{
         f"weights-{name}": {
-            "q": "f32[2, 17, 3]", "m": m, "x": x, "f": "i32[2, 17, 1]", "g": "i32[2, 17, 1]",
+            "q": "f32[2, 17, 3]",
+            "m": m,
+            "x": x,
+            "f": "i32[2, 17, 1]",
+            "g": "i32[2, 17, 1]",
             "s": (2, 17, 4),
         }
         for name, m, x in (
@@ -108,20 +119,37 @@ REFUSED = {
         )
     },
     "weights-bounds-mean": {"d": -math.inf},
-    "decode-phases-nan": {"k": "f32[2, 65537, 3]", "v": "f32[2, 65537, 6]",
-                          "x": "bool[2, 4, 65537]"},
+    "decode-phases-nan": {
+        "k": "f32[2, 65537, 3]",
+        "v": "f32[2, 65537, 6]",
+        "x": "bool[2, 4, 65537]",
+    },
     "decode-phases-keys": {"k": "f32[2, 65537, 3]", "v": "f32[2, 65537, 6]"},
-    "decode-phases-keys-extra": {"k": "f32[2, 65537, 3]", "v": "f32[2, 65537, 6]",
-                                 "x": "bool[2, 4, 65537]"},
+    "decode-phases-keys-extra": {
+        "k": "f32[2, 65537, 3]",
+        "v": "f32[2, 65537, 6]",
+        "x": "bool[2, 4, 65537]",
+    },
     # 18 rows in a group
     **{
-        f"group-heads{kind}": {"q": "f32[2, 18, 2, 3]", "x": "f32[2, 18, 2, 4]",
-                               "d": (2, 2, 9, 4, 3), "f": (2, 18, 4, 3), "p": (2, 2, 9, 4, 5),
-                               "s": (2, 18, 4, 5), "low": "i32[2, 18, 2, 1]",
-                               "high": "i32[2, 18, 2, 1]"}
+        f"group-heads{kind}": {
+            "q": "f32[2, 18, 2, 3]",
+            "x": "f32[2, 18, 2, 4]",
+            "d": (2, 2, 9, 4, 3),
+            "f": (2, 18, 4, 3),
+            "p": (2, 2, 9, 4, 5),
+            "s": (2, 18, 4, 5),
+            "low": "i32[2, 18, 2, 1]",
+            "high": "i32[2, 18, 2, 1]",
+        }
         for kind in (
-            "", "-extra", *(f"-{form}{case}" for form in ("online", "phases", "split")
-                            for case in ("", "-bounds", "-extra", "-bounds-extra")),
+            "",
+            "-extra",
+            *(
+                f"-{form}{case}"
+                for form in ("online", "phases", "split")
+                for case in ("", "-bounds", "-extra", "-bounds-extra")
+            ),
         )
     },
     "mask-by-adding": {"f": -100.0},
@@ -207,7 +235,7 @@ def summed(a, b, c, d):
 PROGRAMS = {
     "scatter-as-product": (scattered, ["f32[6, 3]", "i32[9]"], 1),
     "constant-as-mask": (masked, ["f32[4, 4]"], 3),
-    "wide-product": (shared, ["f32[2, 3, 4]", "f32[4, 5]", "f32[4, 6]", "f32[5]", "f32[6]"], 4),
+    "wide-product": (shared, ["f32[3, 4, 4]", "f32[4, 5]", "f32[4, 6]", "f32[5]", "f32[6]"], 4),
     "sum-of-products": (summed, ["f32[4, 4]"] * 4, 1),
 }
 

@@ -1,4 +1,5 @@
-"""A whole training step: one program, one submission, memory of its own, and attention chosen by cost."""
+"""A whole training step: one program, one submission, memory of its own, and attention chosen by
+cost."""
 
 import numpy as np
 import pytest
@@ -87,7 +88,8 @@ def test_attention_is_formed_in_every_layer(trained):
 
 
 def test_shapes_decide_between_flash_and_unfused_attention():
-    """Hidden tiles are skipped by the fused kernels only; where all scores count, large products are faster."""
+    """Hidden tiles are skipped by the fused kernels only; where all scores count, large products
+    are faster."""
     causal, _ = kernels(attention_gradients(8, 512, 64, causal=True))
     assert "attention" in causal
     assert "attention_backward" in causal

@@ -1,4 +1,5 @@
-"""Lowering once what a program repeats: groups of one structure, as in every layer of a model, share their WGSL."""
+"""Lowering once what a program repeats: groups of one structure, as in every layer of a model,
+share their WGSL."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Lower = Callable[[Group, Target], list[KernelSource]]
 
 
 class Repeated:
-    """`lower` with a memory: a group that differs from an earlier one only in its operands' identity gets its kernels."""
+    """`lower` with a memory: a group that differs from an earlier one only in its operands'
+    identity gets its kernels."""
 
     def __init__(self, lower: Lower) -> None:
         self._lower = lower
@@ -43,7 +45,8 @@ class Repeated:
 
 
 def structure(group: Group, nodes: list[Node]) -> Hashable:
-    """A group up to the identity of what it reads: ops, wiring, types, outputs and which operands are equal leaves."""
+    """A group up to the identity of what it reads: ops, wiring, types, outputs and which operands
+    are equal leaves."""
     number = {n: i for i, n in enumerate(nodes)}
     operands = len(nodes) - len(body(group))
     rows = []

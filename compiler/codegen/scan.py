@@ -1,5 +1,6 @@
-"""Running combinations: an invocation goes along a row, or on a GPU a workgroup does. Few long rows are cut into segments:
-their totals, the running combination of the totals, and the segments again with what comes before each."""
+"""Running combinations: an invocation goes along a row, or on a GPU a workgroup does. Few long rows
+are cut into segments: their totals, the running combination of the totals, and the segments again
+with what comes before each."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ _SHORT = 64  # steps of a row that one invocation of a GPU does alone
 class _Layout:
     """An array (outer, length, inner) as outer * inner rows.
 
-    A step is one element, or one vec4: of a row when `inner` is 1, else of four neighbouring rows. `group` says that the
-    threads of a workgroup share a segment, which else is one invocation's.
+    A step is one element, or one vec4: of a row when `inner` is 1, else of four neighbouring rows.
+    `group` says that the threads of a workgroup share a segment, which else is one invocation's.
     """
 
     outer: int
@@ -63,7 +64,8 @@ class _Layout:
         return -(-self.steps // self.segments)
 
     def place(self, unit: Index, step: Index) -> tuple[Index, Index, Index]:
-        """Where the step-th element (or vec4) in the order of combination lies in (outer, length, inner)."""
+        """Where the step-th element (or vec4) in the order of combination lies in (outer, length,
+        inner)."""
         at = index(self.steps - 1) - step if self.reverse else step
         if self.along:
             return unit, (at * 4 + V if self.wide else at), Index()
@@ -73,7 +75,8 @@ class _Layout:
 
 
 def lower_scan(job: Job, analysis: Analysis) -> list[KernelSource]:
-    """The kernels of one running combination and the values that it reads; it is stored as it is."""
+    """The kernels of one running combination and the values that it reads; it is stored as it
+    is."""
     node = analysis.anchor
     assert node is not None
     if job.group.outputs != (node,):
@@ -127,8 +130,8 @@ def _segments(whole: _Layout, group: bool, target: Target) -> int:
 
 
 class _Kernel:
-    """One pass over all segments: with `totals` it stores what each combines to, else every running combination,
-    which begins with `before` where there is one."""
+    """One pass over all segments: with `totals` it stores what each combines to, else every running
+    combination, which begins with `before` where there is one."""
 
     def __init__(
         self, job: Job, node: Node, g: _Layout, totals: Scratch | None, before: Scratch | None
@@ -187,7 +190,8 @@ class _Kernel:
             return identity
         value = self.em.load(self.given, self._scratch_place(self.segment - 1))
         first = self.em.index(self.segment).text
-        return f"select({self.em.splat(value, self.node.dtype, self.vector)}, {identity}, {first} == 0u)"
+        given = self.em.splat(value, self.node.dtype, self.vector)
+        return f"select({given}, {identity}, {first} == 0u)"
 
     def _value(self, step: Index) -> tuple[Index, str]:
         """The row-major position of a step, and the element, or the four, of the operand there."""
@@ -216,7 +220,8 @@ class _Kernel:
             em.store(0, place, Value(result, g.wide, em.depth), self.node.dtype)
 
     def _prefixes(self, value: str, first: str) -> tuple[str, str]:
-        """(a vec4 of the running combinations of four elements of a row after `first`, the last of them)."""
+        """(a vec4 of the running combinations of four elements of a row after `first`, the last of
+        them)."""
         em, at = self.em, first
         order = "wzyx" if self.g.reverse else "xyzw"
         made: dict[str, str] = {}
@@ -276,8 +281,15 @@ class _Kernel:
         if g.group:
             grid = fold(count, limit)
             kind = wgsl_type(self.node.dtype)
-            values = {"tiles": count, "width": grid[0], "threads": _GROUP, "type": kind, "identity": self._identity(False),
-                      "combine": self._combined("b", "a", False), "body": self.em.text}  # fmt: skip
+            values = {
+                "tiles": count,
+                "width": grid[0],
+                "threads": _GROUP,
+                "type": kind,
+                "identity": self._identity(False),
+                "combine": self._combined("b", "a", False),
+                "body": self.em.text,
+            }
             return finish(self.job, self.em, "scan_gpu.wgsl.j2", values, grid, (_GROUP, 1, 1))
         size = 8 if self.job.target.kind == "cpu" and count < 2048 else 64
         grid = fold(-(-count // size), limit)

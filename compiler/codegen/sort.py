@@ -1,5 +1,6 @@
-"""Stable sorting of rows: keys as ordered integers, runs sorted by counting, then merged in pairs; in each step every element
-finds its own new place, so there is one kernel a step and none waits for another invocation."""
+"""Stable sorting of rows: keys as ordered integers, runs sorted by counting, then merged in pairs;
+in each step every element finds its own new place, so there is one kernel a step and none waits for
+another invocation."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _RUN = 16  # elements of a run that is sorted by counting, of a longer row
 
 
 def lower_sort(job: Job, analysis: Analysis) -> list[KernelSource]:
-    """The kernels that give the order of the elements along the last axis; it is stored as it is."""
+    """The kernels that give the order of the elements along the last axis; it is stored as it
+    is."""
     node = analysis.anchor
     assert node is not None
     if job.group.outputs != (node,):
@@ -57,7 +59,8 @@ def _keys(job: Job, node: Node, keys: Scratch) -> KernelSource:
 
 
 class _Step:
-    """A kernel that reads keys, and the places that they came from (none yet: their own), and moves both."""
+    """A kernel that reads keys, and the places that they came from (none yet: their own), and moves
+    both."""
 
     def __init__(self, job: Job, node: Node, keys: Scratch, order: Scratch | None) -> None:
         self.job, self.node, self.n = job, node, node.shape[-1]
@@ -88,7 +91,8 @@ class _Step:
         return self._end(em, row, f"{start} + rank", mine, here, new)
 
     def merged(self, run: int, new: tuple[Scratch, Scratch] | None) -> KernelSource:
-        """Pairs of runs merged: an element goes behind those of the other run that come before it."""
+        """Pairs of runs merged: an element goes behind those of the other run that come before
+        it."""
         em, row, place, mine = self._begin(new)
         assert self.order is not None
         own = em.load(self.order, row * self.n + place).text

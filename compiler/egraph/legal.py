@@ -134,8 +134,8 @@ class Legality:
         self._iterate(b)
         contraction = b.anchor >= 0 and self.p.role[b.choice[b.anchor]] == CONTRACT
         if contraction and not self._has_few_rows(b.choice[b.anchor]):
-            if len(b.outs) + len(b.operands) > self.most_anchored:
-                return False
+            bound = len(b.outs) + len(b.operands)
+            return bound <= self.most_anchored and self._storable(b)
         return self._storable(b)
 
     def _has_few_rows(self, n: int) -> bool:
@@ -193,10 +193,12 @@ class Legality:
         return True
 
     def shares_rows(self, n: int) -> bool:
-        """Whether a product may stand beside others of the same few rows, and after their statistics."""
+        """Whether a product may stand beside others of the same few rows, and after their
+        statistics."""
         rows, result = (self.p.snapshot.types[c] for c in (
             self.p.snapshot.kids[n][0], self.p.snapshot.cls[n]))  # fmt: skip
-        assert isinstance(rows, Type) and isinstance(result, Type)
+        assert isinstance(rows, Type)
+        assert isinstance(result, Type)
         return shares_rows(self.target, rows.shape, result.shape)
 
     def _joined(self, b: Body, n: int, c: int) -> int | None:
@@ -222,7 +224,8 @@ class Legality:
         return self._columns(n)
 
     def _columns(self, n: int) -> int:
-        """The space of the results of a product, or of products of the same rows, by their columns."""
+        """The space of the results of a product, or of products of the same rows, by their
+        columns."""
         result = self.p.snapshot.types[self.p.snapshot.cls[n]]
         assert isinstance(result, Type)
         return COLUMNS - result.shape[-1] if self.shares_rows(n) else TILE

@@ -13,9 +13,9 @@ from ..types import TupleType, Type
 class Snapshot:
     """E-nodes and e-classes with dense numbers, in a deterministic order.
 
-    E-node i is `ops[i]` applied to classes `kids[i]`, a member of class `cls[i]`; `rule[i]` names the rule that made it,
-    "" for one of the traced program. Class c has type `types[c]`. `roots` are the classes of the program's outputs;
-    `class_of` maps the traced program's nodes to classes.
+    E-node i is `ops[i]` applied to classes `kids[i]`, a member of class `cls[i]`; `rule[i]` names
+    the rule that made it, "" for one of the traced program. Class c has type `types[c]`. `roots`
+    are the classes of the program's outputs; `class_of` maps the traced program's nodes to classes.
     """
 
     ops: list[Op]

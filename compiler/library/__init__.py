@@ -11,17 +11,31 @@ def _reversed(function):  # noqa: ANN001, ANN202
 
 
 _OPERATORS = {
-    "add": math.add, "sub": math.subtract, "mul": math.multiply, "truediv": math.divide, "pow": math.power,
-    "matmul": linalg.matmul, "floordiv": math.floor_divide, "mod": math.remainder,
-    "lshift": math.left_shift, "rshift": math.right_shift, "and": math.bitwise_and, "or": math.bitwise_or, "xor": math.bitwise_xor,
-}  # fmt: skip
+    "add": math.add,
+    "sub": math.subtract,
+    "mul": math.multiply,
+    "truediv": math.divide,
+    "pow": math.power,
+    "matmul": linalg.matmul,
+    "floordiv": math.floor_divide,
+    "mod": math.remainder,
+    "lshift": math.left_shift,
+    "rshift": math.right_shift,
+    "and": math.bitwise_and,
+    "or": math.bitwise_or,
+    "xor": math.bitwise_xor,
+}
 for _name, _function in _OPERATORS.items():
     setattr(Array, f"__{_name}__", lambda self, other, f=_function: f(self, other))
     setattr(Array, f"__r{_name}__", _reversed(_function))
 _COMPARISONS = {
-    "eq": math.equal, "ne": math.not_equal, "lt": math.less, "le": math.less_equal, "gt": math.greater,
+    "eq": math.equal,
+    "ne": math.not_equal,
+    "lt": math.less,
+    "le": math.less_equal,
+    "gt": math.greater,
     "ge": math.greater_equal,
-}  # fmt: skip
+}
 for _name, _function in _COMPARISONS.items():
     setattr(Array, f"__{_name}__", lambda self, other, f=_function: f(self, other))
 Array.__neg__ = lambda self: math.negative(self)  # type: ignore[attr-defined]

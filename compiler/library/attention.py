@@ -14,27 +14,40 @@ from ..types import bool_, i32
 from .convert import Value, broadcast_shapes, node, promoted, wrap
 
 
-def scaled_dot_product_attention(q: Value, k: Value, v: Value, mask: Value | None = None, *, causal: str | bool = False,
-                                 scale: float | None = None, window: int = 0, softcap: float = 0.0, dropout: float = 0.0,
-                                 key: Value | None = None) -> Array:  # fmt: skip
+def scaled_dot_product_attention(
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    *,
+    causal: str | bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    dropout: float = 0.0,
+    key: Value | None = None,
+) -> Array:
     """softmax(scale * q k^T) v: q (..., t, d), k (..., s, d), v (..., s, e) -> (..., t, e).
 
-    `mask` is bool (True: visible) or a float bias, broadcast to (..., t, s). `causal` is "top-left" (True: key j is visible
-    to query i when j <= i) or "bottom-right" (j <= i + s - t, for queries that end where the keys end). `scale` is
-    1 / sqrt(d) by default. k and v may have fewer heads (axis -3) when they divide q's: grouped heads, each serving
-    consecutive query heads. A row without visible keys is 0 with zero gradients. `window` > 0 (with `causal`) leaves only the
-    last `window` keys before and at the query's place. `softcap` > 0 bounds scores by softcap * tanh(scores / softcap) before
-    mask and bias. `dropout` zeroes probabilities at random (needs `key`).
+    `mask` is bool (True: visible) or a float bias, broadcast to (..., t, s). `causal` is "top-left"
+    (True: key j is visible to query i when j <= i) or "bottom-right" (j <= i + s - t, for queries
+    that end where the keys end). `scale` is 1 / sqrt(d) by default. k and v may have fewer heads
+    (axis -3) when they divide q's: grouped heads, each serving consecutive query heads. A row
+    without visible keys is 0 with zero gradients. `window` > 0 (with `causal`) leaves only the last
+    `window` keys before and at the query's place. `softcap` > 0 bounds scores by softcap *
+    tanh(scores / softcap) before mask and bias. `dropout` zeroes probabilities at random (needs
+    `key`).
     """
     qn, kn, vn = promoted("attention", [q, k, v])
     kn, vn = _grouped(qn, kn), _grouped(qn, vn)
     if (
-        min(map(lambda n: len(n.shape), (qn, kn, vn))) < 2
+        min(len(n.shape) for n in (qn, kn, vn)) < 2
         or qn.shape[-1] != kn.shape[-1]
         or kn.shape[-2] != vn.shape[-2]
     ):
         raise ShapeMismatch(
-            f"attention needs q (..., t, d), k (..., s, d), v (..., s, e), got {qn.type}, {kn.type}, {vn.type}"
+            f"attention needs q (..., t, d), k (..., s, d), v (..., s, e), got {qn.type}, "
+            f"{kn.type}, {vn.type}"
         )
     batch = broadcast_shapes("attention", qn.shape[:-2], kn.shape[:-2], vn.shape[:-2])
     qn, kn, vn = (broadcast(n, (*batch, *n.shape[-2:])) for n in (qn, kn, vn))

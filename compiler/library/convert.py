@@ -1,7 +1,9 @@
 """Promotion and broadcasting: how arguments of different types meet.
 
-* Arrays promote along bool < u32 < i32 < f16 < f32; NumPy's 64-bit types count as their 32-bit ones.
-* Python scalars never promote: a number takes the dtype of the arrays beside it. A fraction beside integers, or a
+* Arrays promote along bool < u32 < i32 < f16 < f32; NumPy's 64-bit types count as their 32-bit
+ones.
+* Python scalars never promote: a number takes the dtype of the arrays beside it. A fraction beside
+integers, or a
   number beside bools, is an error that says to cast.
 * Without any array, a Python bool is bool, an int i32 and a float f32.
 """
@@ -71,7 +73,8 @@ def check_scalar(name: str, value: Any, to: DType) -> None:
     )
     if not (exact or whole):
         raise TypeMismatch(
-            f"{name} of {to} and {value!r}: a Python number takes the array's dtype; cast the array first, as in x.astype('f32')"
+            f"{name} of {to} and {value!r}: a Python number takes the array's dtype; cast the "
+            "array first, as in x.astype('f32')"
         )
 
 
@@ -83,7 +86,8 @@ def broadcast_shapes(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
         sizes = {s[len(s) - rank + k] for s in shapes if len(s) - rank + k >= 0} - {1}
         if len(sizes) > 1:
             raise ShapeMismatch(
-                f"{name} needs shapes that broadcast, got {' and '.join(str(list(s)) for s in shapes)}"
+                f"{name} needs shapes that broadcast, got "
+                f"{' and '.join(str(list(s)) for s in shapes)}"
             )
         out.append(sizes.pop() if sizes else 1)
     return tuple(out)

@@ -13,7 +13,8 @@ from .convert import Value, promoted, wrap
 
 
 def einsum(subscripts: str, *operands: Value) -> Array:
-    """NumPy's einsum: repeated letters within an operand take the diagonal, `...` broadcasts, a missing output is implied.
+    """NumPy's einsum: repeated letters within an operand take the diagonal, `...` broadcasts, a
+    missing output is implied.
 
     More than two operands are contracted from the left.
     """
@@ -83,7 +84,8 @@ def _sizes(subscripts: str, terms: list[str], nodes: list[Node]) -> dict[str, in
 
 
 def _diagonal(term: str, n: Node) -> tuple[str, Node]:
-    """Repeated letters of one operand: every (size + 1)-th element of the two axes laid out flat."""
+    """Repeated letters of one operand: every (size + 1)-th element of the two axes laid out
+    flat."""
     for letter in dict.fromkeys(term):
         while term.count(letter) > 1:
             a = term.index(letter)

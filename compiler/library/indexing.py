@@ -18,7 +18,8 @@ from .convert import Value, broadcast_shapes, node, one_axis, wrap
 
 
 def getitem(x: Array, key: Any) -> Array:
-    """x[key] with slices (any step), integers, None, `...` and integer arrays; bool masks have no fixed shape."""
+    """x[key] with slices (any step), integers, None, `...` and integer arrays; bool masks have no
+    fixed shape."""
     n, arrays = sliced(x, key)
     if not arrays:
         return wrap(n)
@@ -27,7 +28,8 @@ def getitem(x: Array, key: Any) -> Array:
 
 
 def sliced(x: Array, key: Any) -> tuple[Node, list[tuple[int, Node]]]:
-    """x[key] but for its integer arrays, which are given by the axes of the result that they index."""
+    """x[key] but for its integer arrays, which are given by the axes of the result that they
+    index."""
     keys = _expanded(key if isinstance(key, tuple) else (key,), x.ndim)
     n = x.node
     start, stop, step, flips = [], [], [], []
@@ -94,9 +96,11 @@ def _positions(item: Any, x: Array) -> Node:
 
 
 def joined(n: Node, arrays: list[tuple[int, Node]]) -> tuple[Node, Node, int]:
-    """(a view of n, positions, axis): the elements that several index arrays pick together, as those that one picks.
+    """(a view of n, positions, axis): the elements that several index arrays pick together, as
+    those that one picks.
 
-    The result's axes stand where the first indexed axis was, or in front when the indexed axes are not neighbors.
+    The result's axes stand where the first indexed axis was, or in front when the indexed axes are
+    not neighbors.
     """
     axes = [axis for axis, _ in arrays]
     if len(arrays) == 1:
@@ -129,7 +133,8 @@ def take(x: Value, positions: Value, axis: int | None = None) -> Array:
 
 
 def one_hot(positions: Value, classes: int, dtype: Any = "f32") -> Array:
-    """1 at each position along a new last axis of length `classes`, else 0; out of range is all 0."""
+    """1 at each position along a new last axis of length `classes`, else 0; out of range is all
+    0."""
     from ..ops import iota
     from ..types import dtype as as_dtype
 

@@ -1,4 +1,5 @@
-"""Products of arrays: matmul, dot, einsum and their relatives, all lowered to one batched product."""
+"""Products of arrays: matmul, dot, einsum and their relatives, all lowered to one batched
+product."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from .convert import Value, broadcast_shapes, one_axis, promoted, wrap
 
 
 def matmul(a: Value, b: Value) -> Array:
-    """The matrix product over the last two axes, broadcasting the others; 1-d arrays are rows or columns."""
+    """The matrix product over the last two axes, broadcasting the others; 1-d arrays are rows or
+    columns."""
     x, y = promoted("matmul", [a, b])
     if not x.shape or not y.shape:
         raise ShapeMismatch(
@@ -45,7 +47,8 @@ def _product(x: Node, y: Node) -> Node:
 
 
 def dot(a: Value, b: Value) -> Array:
-    """NumPy's dot: the last axis of a with the second last of b (the last when b is 1-d); scalars multiply."""
+    """NumPy's dot: the last axis of a with the second last of b (the last when b is 1-d); scalars
+    multiply."""
     x, y = promoted("dot", [a, b])
     if not x.shape or not y.shape:
         from .math import multiply

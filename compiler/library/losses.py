@@ -43,12 +43,20 @@ def _picked(logp: Node, targets: Node) -> Node:
     )
 
 
-def cross_entropy(logits: Value, targets: Value, *, weight: Value | None = None, ignore_index: int | None = None,
-                  label_smoothing: float = 0.0, reduction: str = "mean") -> Array:  # fmt: skip
+def cross_entropy(
+    logits: Value,
+    targets: Value,
+    *,
+    weight: Value | None = None,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Array:
     """-log softmax(logits)[target], by default the mean over rows: logits (..., classes).
 
-    Targets are integers (...) or probabilities (..., classes). `weight` (classes,) weighs classes and the mean, rows whose
-    target is `ignore_index` count for nothing, and `label_smoothing` mixes the target with the uniform distribution.
+    Targets are integers (...) or probabilities (..., classes). `weight` (classes,) weighs classes
+    and the mean, rows whose target is `ignore_index` count for nothing, and `label_smoothing` mixes
+    the target with the uniform distribution.
     """
     n, t = floating("cross_entropy", logits), node(targets)
     if not n.shape:
@@ -57,12 +65,14 @@ def cross_entropy(logits: Value, targets: Value, *, weight: Value | None = None,
     if t.dtype.kind == "f":
         if t.shape != n.shape:
             raise ShapeMismatch(
-                f"cross_entropy needs probabilities in the shape of the logits, got {n.type} and {t.type}"
+                f"cross_entropy needs probabilities in the shape of the logits, got {n.type} and "
+                f"{t.type}"
             )
         return _soft(logp, t, weight, label_smoothing, reduction)
     if t.dtype.kind not in "iu" or t.shape != n.shape[:-1]:
         raise TypeMismatch(
-            f"cross_entropy needs logits (..., classes) and integer targets (...), got {n.type} and {t.type}"
+            f"cross_entropy needs logits (..., classes) and integer targets (...), got {n.type} "
+            f"and {t.type}"
         )
     return _nll(logp, t, weight, ignore_index, label_smoothing, reduction)
 
@@ -109,8 +119,14 @@ def _nll(
     return _reduced(rows, reduction, reduce("sum", counted, tuple(range(len(t.shape)))))
 
 
-def nll_loss(log_probabilities: Value, targets: Value, *, weight: Value | None = None, ignore_index: int | None = None,
-             reduction: str = "mean") -> Array:  # fmt: skip
+def nll_loss(
+    log_probabilities: Value,
+    targets: Value,
+    *,
+    weight: Value | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Array:
     """-log_probabilities[..., target], by default the mean over rows."""
     n, t = floating("nll_loss", log_probabilities), node(targets)
     if t.dtype.kind not in "iu" or t.shape != n.shape[:-1]:
@@ -161,7 +177,8 @@ def bce_with_logits(
 def kl_div(
     log_probabilities: Value, target: Value, *, log_target: bool = False, reduction: str = "mean"
 ) -> Array:
-    """target * (log(target) - log_probabilities), with 0 log 0 = 0; "batchmean" divides the sum by the first axis."""
+    """target * (log(target) - log_probabilities), with 0 log 0 = 0; "batchmean" divides the sum by
+    the first axis."""
     x, t = together("kl_div", wrap(floating("kl_div", log_probabilities)), target)
     if log_target:
         out = E.exp(t) * (t - x)

@@ -127,7 +127,8 @@ def divide(x: Value, y: Value) -> Array:
 
 
 def _float_or_number(x: Value) -> Value:
-    """A Python number as a float, which takes the dtype beside it; anything else as a float array."""
+    """A Python number as a float, which takes the dtype beside it; anything else as a float
+    array."""
     return float(x) if is_scalar(x) else wrap(floating("divide", x))
 
 
@@ -171,7 +172,8 @@ def trunc(x: Value) -> Array:
 
 
 def round(x: Value, decimals: int = 0) -> Array:
-    """The nearest number with so many decimals, halves to even, in x's dtype; integers are left as they are."""
+    """The nearest number with so many decimals, halves to even, in x's dtype; integers are left as
+    they are."""
     n = node(x)
     if n.dtype.kind != "f":
         return wrap(n)
@@ -183,7 +185,8 @@ def round(x: Value, decimals: int = 0) -> Array:
 
 
 def where(condition: Value, x: Value, y: Value) -> Array:
-    """x where the condition holds, else y. The branch not taken never poisons the value or the gradient."""
+    """x where the condition holds, else y. The branch not taken never poisons the value or the
+    gradient."""
     c = node(condition)
     if c.dtype is not bool_:
         raise TypeMismatch(f"where needs a bool condition, got {c.type}")
@@ -211,8 +214,9 @@ def square(x: Value) -> Array:
 def power(x: Value, y: Value) -> Array:
     """x to the power y; 0**0 is 1. Whole Python exponents up to 64 multiply.
 
-    Integers to integers wrap; to a negative Python exponent they become floats, to one in an array 1 / x**-y is rounded
-    towards zero. A negative float to a power that is not whole is NaN. The gradient with respect to y is 0 where x <= 0.
+    Integers to integers wrap; to a negative Python exponent they become floats, to one in an array
+    1 / x**-y is rounded towards zero. A negative float to a power that is not whole is NaN. The
+    gradient with respect to y is 0 where x <= 0.
     """
     if is_scalar(y) and -64 <= y <= 64 and float(y) == int(y):
         n = node(x)
@@ -300,7 +304,8 @@ def hardswish(x: Value) -> Array:
 
 
 def gelu(x: Value, approximate: str = "none") -> Array:
-    """The Gaussian error linear unit: exact with erf, or its tanh form (Hendrycks and Gimpel, 2016)."""
+    """The Gaussian error linear unit: exact with erf, or its tanh form (Hendrycks and Gimpel,
+    2016)."""
     if approximate not in ("none", "tanh"):
         raise TypeMismatch(f"gelu knows approximate='none' and 'tanh', got {approximate!r}")
     n = floating("gelu", x)

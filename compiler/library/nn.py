@@ -86,7 +86,8 @@ def embedding(ids: Value, table: Value) -> Array:
 def group_norm(
     x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5
 ) -> Array:
-    """Normalizes each group of channels of (n, c, *spatial) over its channels and places (Wu and He, 2018)."""
+    """Normalizes each group of channels of (n, c, *spatial) over its channels and places (Wu and
+    He, 2018)."""
     n = floating("group_norm", x)
     if len(n.shape) < 2 or n.shape[1] % groups:
         raise ShapeMismatch(
@@ -109,12 +110,22 @@ def _channels(x: Node, weight: Value | None, bias: Value | None, name: str) -> N
     return x if bias is None else x + broadcast(reshape(cast(node(bias), x.dtype), column), x.shape)
 
 
-def batch_norm(x: Value, mean: Value, var: Value, weight: Value | None = None, bias: Value | None = None, *,
-               training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Normalizes each channel of (n, c, *spatial) (Ioffe and Szegedy, 2015): `(result, new mean, new var)`.
+def batch_norm(
+    x: Value,
+    mean: Value,
+    var: Value,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    *,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Array, Array, Array]:
+    """Normalizes each channel of (n, c, *spatial) (Ioffe and Szegedy, 2015): `(result, new mean,
+    new var)`.
 
-    In training over the batch, and the running statistics move by `momentum` (the variance unbiased, as in PyTorch);
-    else with the running statistics, which stay.
+    In training over the batch, and the running statistics move by `momentum` (the variance
+    unbiased, as in PyTorch); else with the running statistics, which stay.
     """
     n = floating("batch_norm", x)
     column = (1, n.shape[1], *(1,) * (len(n.shape) - 2))
@@ -136,7 +147,8 @@ def batch_norm(x: Value, mean: Value, var: Value, weight: Value | None = None, b
 
 
 def dropout(x: Value, p: float, key: Value, training: bool = True) -> Array:
-    """x with each element zeroed with probability p and the others divided by 1 - p; x itself outside training."""
+    """x with each element zeroed with probability p and the others divided by 1 - p; x itself
+    outside training."""
     from .random import bernoulli
 
     n = floating("dropout", x)
@@ -150,9 +162,11 @@ def dropout(x: Value, p: float, key: Value, training: bool = True) -> Array:
 
 
 def rope(x: Value, positions: Value, base: float = 10000.0, interleaved: bool = False) -> Array:
-    """Rotary position embedding of x (..., t, d) at integer positions (t,) or (..., t) (Su et al., 2021).
+    """Rotary position embedding of x (..., t, d) at integer positions (t,) or (..., t) (Su et al.,
+    2021).
 
-    Pair i of a row turns by position * base^(-2 i / d). Pairs are (i, i + d / 2), or (2 i, 2 i + 1) when interleaved.
+    Pair i of a row turns by position * base^(-2 i / d). Pairs are (i, i + d / 2), or (2 i, 2 i + 1)
+    when interleaved.
     """
     from ..ops import concat, slice_
 

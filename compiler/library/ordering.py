@@ -41,7 +41,8 @@ def cummin(x: Value, axis: int | None = None, reverse: bool = False) -> Array:
 
 
 def argsort(x: Value, axis: int | None = -1, descending: bool = False) -> Array:
-    """The places of the elements in order along an axis, i32; equal elements keep their order, NaN is the largest."""
+    """The places of the elements in order along an axis, i32; equal elements keep their order, NaN
+    is the largest."""
     n, axis = _flat(x, axis)
     perm = _last(len(n.shape), one_axis("argsort", axis, len(n.shape)))
     return wrap(transpose(argsort_node(transpose(n, perm), descending), _undo(perm)))

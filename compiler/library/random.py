@@ -1,4 +1,5 @@
-"""Counter-based random numbers: a key is an argument, and the same key gives the same numbers on every device.
+"""Counter-based random numbers: a key is an argument, and the same key gives the same numbers on
+every device.
 
 >>> k = key(0)
 >>> a, b = split(k)

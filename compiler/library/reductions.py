@@ -40,12 +40,14 @@ def prod(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
 
 
 def max(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
-    """The largest over axes; NaN if any is. Ties share the gradient evenly. An empty axis is an error."""
+    """The largest over axes; NaN if any is. Ties share the gradient evenly. An empty axis is an
+    error."""
     return _reduce("max", node(x), axis, keepdims)
 
 
 def min(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
-    """The smallest over axes; NaN if any is. Ties share the gradient evenly. An empty axis is an error."""
+    """The smallest over axes; NaN if any is. Ties share the gradient evenly. An empty axis is an
+    error."""
     return _reduce("min", node(x), axis, keepdims)
 
 
@@ -67,7 +69,8 @@ def mean_node(x: Node, axes: tuple[int, ...]) -> Node:
 
 
 def centered(x: Node, axes: tuple[int, ...]) -> Node:
-    """x - mean(x). The mean is taken a second time of what is left, since one of large numbers is rounded too coarsely."""
+    """x - mean(x). The mean is taken a second time of what is left, since one of large numbers is
+    rounded too coarsely."""
     shifted = x - broadcast(E.stop_gradient(mean_node(x, axes)), x.shape)
     return shifted - broadcast(mean_node(shifted, axes), x.shape)
 
@@ -120,12 +123,14 @@ def _arg(combine: str, x: Value, axis: int | None, keepdims: bool) -> Array:
 
 
 def argmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Array:
-    """The position of the first largest element (the first NaN if there is one), i32; flat when axis is None."""
+    """The position of the first largest element (the first NaN if there is one), i32; flat when
+    axis is None."""
     return _arg("max", x, axis, keepdims)
 
 
 def argmin(x: Value, axis: int | None = None, keepdims: bool = False) -> Array:
-    """The position of the first smallest element (the first NaN if there is one), i32; flat when axis is None."""
+    """The position of the first smallest element (the first NaN if there is one), i32; flat when
+    axis is None."""
     return _arg("min", x, axis, keepdims)
 
 
@@ -141,7 +146,8 @@ def logsumexp(x: Value, axis: Axis = None, keepdims: bool = False) -> Array:
 
 
 def safe_max(x: Node, axes: tuple[int, ...]) -> Node:
-    """The maximum as a constant for gradients, with 0 in place of infinities so that x - max is never NaN."""
+    """The maximum as a constant for gradients, with 0 in place of infinities so that x - max is
+    never NaN."""
     top = E.stop_gradient(reduce("max", x, axes))
     infinite = E.eq(E.abs_(top), full(math.inf, top.shape, x.dtype))
     return E.select(infinite, full(0, top.shape, x.dtype), top)
@@ -150,7 +156,8 @@ def safe_max(x: Node, axes: tuple[int, ...]) -> Node:
 def norm(
     x: Value, ord: float | int | None = None, axis: Axis = None, keepdims: bool = False
 ) -> Array:
-    """The vector norm over axes: (sum |x|^ord)^(1/ord), 2 by default, also 0, 1, inf and -inf. The gradient at 0 is 0."""
+    """The vector norm over axes: (sum |x|^ord)^(1/ord), 2 by default, also 0, 1, inf and -inf. The
+    gradient at 0 is 0."""
     n = floating("norm", x)
     axes = axes_of("norm", axis, len(n.shape))
     p = 2 if ord is None else ord

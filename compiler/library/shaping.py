@@ -231,7 +231,8 @@ def split(x: Value, parts: int | Sequence[int], axis: int = 0) -> list[Array]:
     if isinstance(parts, int):
         if parts < 1 or size % parts:
             raise ShapeMismatch(
-                f"split into {parts} equal parts needs a multiple of {parts}, got axis {axis} of {n.type}"
+                f"split into {parts} equal parts needs a multiple of {parts}, got axis {axis} of "
+                f"{n.type}"
             )
         cuts = [size // parts * i for i in range(1, parts)]
     else:
@@ -255,9 +256,11 @@ def flip(x: Value, axis: int | Sequence[int] | None = None) -> Array:
 
 
 def pad(x: Value, widths: Any, mode: str = "constant", constant_values: Value = 0) -> Array:
-    """x with `widths` = (before, after) an axis (one number or pair for all, or a pair an axis) around it.
+    """x with `widths` = (before, after) an axis (one number or pair for all, or a pair an axis)
+    around it.
 
-    mode: "constant" (a number), "edge" (the outermost element) or "reflect" (mirrored without the edge).
+    mode: "constant" (a number), "edge" (the outermost element) or "reflect" (mirrored without the
+    edge).
     """
     from ..ops import gather
 
@@ -287,7 +290,8 @@ def pad(x: Value, widths: Any, mode: str = "constant", constant_values: Value = 
 
 
 def roll(x: Value, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Array:
-    """Elements moved by `shift` along axes, those that leave coming in at the other end; flat when axis is None."""
+    """Elements moved by `shift` along axes, those that leave coming in at the other end; flat when
+    axis is None."""
     from ..ops import slice_
 
     n = node(x)
@@ -323,7 +327,8 @@ def tile(x: Value, repeats: int | Sequence[int]) -> Array:
 
 
 def repeat(x: Value, repeats: int | Sequence[int], axis: int | None = None) -> Array:
-    """Each element repeated in place along an axis (of the flat array when None), as often or each its own number of times."""
+    """Each element repeated in place along an axis (of the flat array when None), as often or each
+    its own number of times."""
     n = node(x)
     if axis is None:
         n, axis = reshape_node(n, (n.type.size,)), 0

@@ -10,7 +10,8 @@ from .convert import Value, floating, one_axis, wrap
 
 
 def softmax(x: Value, axis: int = -1) -> Array:
-    """exp(x) / sum(exp(x)) along an axis; the maximum is subtracted first, which changes nothing but overflow."""
+    """exp(x) / sum(exp(x)) along an axis; the maximum is subtracted first, which changes nothing
+    but overflow."""
     n = floating("softmax", x)
     k = one_axis("softmax", axis, len(n.shape))
     if not n.shape[k]:

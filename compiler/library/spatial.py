@@ -44,8 +44,15 @@ def _padded(x: Node, low: Sequence[int], high: Sequence[int], value: float) -> N
 
 
 def _conv(d: int) -> Callable[..., Array]:
-    def run(x: Value, weight: Value, bias: Value | None = None, stride: Size = 1, padding: Size | str = 0, dilation: Size = 1,
-            groups: int = 1) -> Array:  # fmt: skip
+    def run(
+        x: Value,
+        weight: Value,
+        bias: Value | None = None,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+    ) -> Array:
         a, w = promoted(f"conv{d}d", [x, weight])
         _spatial(f"conv{d}d", a, d)
         s, e = _each(stride, d, "stride"), _each(dilation, d, "dilation")
@@ -60,7 +67,8 @@ def _conv(d: int) -> Callable[..., Array]:
         return wrap(_biased(conv(_padded(a, low, high, 0), w, s, e, groups), bias))
 
     run.__name__ = run.__qualname__ = f"conv{d}d"
-    run.__doc__ = f"""Correlation of x (n, c, {d} spatial axes) with weight (o, c / groups, {d} sizes), plus bias (o,).
+    run.__doc__ = f"""Correlation of x (n, c, {d} spatial axes) with weight
+    (o, c / groups, {d} sizes), plus bias (o,).
 
     `padding` is zeros on both sides, or "same" or "valid". Result (n, o, *places)."""
     return run
@@ -79,18 +87,28 @@ def _biased(out: Node, bias: Value | None) -> Node:
 
 
 def _conv_transpose(d: int) -> Callable[..., Array]:
-    def run(x: Value, weight: Value, bias: Value | None = None, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
-            groups: int = 1, dilation: Size = 1) -> Array:  # fmt: skip
+    def run(
+        x: Value,
+        weight: Value,
+        bias: Value | None = None,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        dilation: Size = 1,
+    ) -> Array:
         a, w = promoted(f"conv_transpose{d}d", [x, weight])
         _spatial(f"conv_transpose{d}d", a, d)
         s, p = _each(stride, d, "stride"), _each(padding, d, "padding")
         e, o = _each(dilation, d, "dilation"), _each(output_padding, d, "output_padding")
         if w.shape[0] != a.shape[1] or a.shape[1] % groups or len(w.shape) != d + 2:
             raise ShapeMismatch(
-                f"conv_transpose{d}d needs a weight (c, o / groups, *size) for {a.type}, got {w.type}"
+                f"conv_transpose{d}d needs a weight (c, o / groups, *size) for {a.type}, got "
+                f"{w.type}"
             )
         spans = [(k - 1) * g for k, g in zip(w.shape[2:], e, strict=True)]
-        # spread by the stride, then correlate with mirrored weights; more padding than the span cuts the result
+        # spread by the stride, then correlate with mirrored weights; more padding than the span
+        # cuts the result
         grow = [v - q for v, q in zip(spans, p, strict=True)]
         low = [max(g, 0) for g in grow]
         high = [max(g + r, 0) for g, r in zip(grow, o, strict=True)]
@@ -134,9 +152,10 @@ def _pool(kind: str, d: int) -> Callable[..., Array]:
         return wrap(out if kind == "max" else out * (1 / math.prod(k)))
 
     run.__name__ = run.__qualname__ = f"{kind}_pool{d}d"
-    run.__doc__ = f"""The {"largest" if kind == "max" else "mean"} element of each window of (n, c, {d} spatial axes).
+    what, padded = ("largest", "never chosen") if kind == "max" else ("mean", "zeros, which count")
+    run.__doc__ = f"""The {what} element of each window of (n, c, {d} spatial axes).
 
-    `stride` is the window's size by default; padding is {"never chosen" if kind == "max" else "zeros, which count"}."""
+    `stride` is the window's size by default; padding is {padded}."""
     return run
 
 
@@ -154,7 +173,8 @@ def _adaptive(d: int) -> Callable[..., Array]:
         return wrap(n)
 
     run.__name__ = run.__qualname__ = f"adaptive_avg_pool{d}d"
-    run.__doc__ = f"""The means of `size` cells that cover the {d} spatial axes evenly: cell i of s spans floor(i n / s) to ceil((i + 1) n / s)."""
+    run.__doc__ = f"""The means of `size` cells that cover the {d} spatial axes evenly: cell i of s
+    spans floor(i n / s) to ceil((i + 1) n / s)."""
     return run
 
 
@@ -178,7 +198,8 @@ adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (_adaptive(d) fo
 
 
 def upsample(x: Value, scale: int, mode: str = "nearest") -> Array:
-    """(n, c, *spatial) enlarged by a whole factor: "nearest", or "bilinear" (half-pixel centers) over two axes."""
+    """(n, c, *spatial) enlarged by a whole factor: "nearest", or "bilinear" (half-pixel centers)
+    over two axes."""
     n = floating("upsample", x)
     if mode == "nearest":
         for axis in range(2, len(n.shape)):

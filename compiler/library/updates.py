@@ -25,7 +25,8 @@ from .indexing import getitem, joined, sliced
 
 @dataclass(frozen=True)
 class At:
-    """`x.at[key]`: new arrays with the elements of `x[key]` changed. Of equal places the last `set` counts; `add` adds all."""
+    """`x.at[key]`: new arrays with the elements of `x[key]` changed. Of equal places the last `set`
+    counts; `add` adds all."""
 
     x: Array
     key: Any = None
@@ -65,7 +66,8 @@ class At:
 
 
 def _back(leaf: Node, part: Node, value: Node) -> Node:
-    """`value`, in the shape of `part`, put where the elements of `part` lie in `leaf`; zeros (False) elsewhere."""
+    """`value`, in the shape of `part`, put where the elements of `part` lie in `leaf`; zeros
+    (False) elsewhere."""
     return vjp_nodes([part], [value], [leaf])[0]
 
 
@@ -94,7 +96,8 @@ def _start(name: str, n: Node, start: Sequence[Value] | Value, size: Sequence[in
     rows = (n.shape[0], len(n.shape) - 1) if n.shape and size and size[0] == n.shape[0] else None
     if at.shape not in ((len(n.shape),), rows) or len(size) != len(n.shape):
         raise ShapeMismatch(
-            f"{name} needs a start and a size for each axis of {n.type}, got {at.type} and {list(size)}"
+            f"{name} needs a start and a size for each axis of {n.type}, got {at.type} and "
+            f"{list(size)}"
         )
     each = [a - b for a, b in zip(n.shape, size, strict=True)]
     room = array(np.asarray(each if len(at.shape) == 1 else [each[1:]], np.int32)).node
@@ -103,15 +106,15 @@ def _start(name: str, n: Node, start: Sequence[Value] | Value, size: Sequence[in
 
 
 def dynamic_slice(x: Value, start: Sequence[Value] | Value, size: Sequence[int]) -> Array:
-    """x[start : start + size] with a start given by data, moved into range where it does not fit; starts (rows, axes - 1)
-    give each row a part of its own."""
+    """x[start : start + size] with a start given by data, moved into range where it does not fit;
+    starts (rows, axes - 1) give each row a part of its own."""
     n = node(x)
     return wrap(dynamic_slice_node(n, _start("dynamic_slice", n, start, size), size))
 
 
 def dynamic_update_slice(x: Value, update: Value, start: Sequence[Value] | Value) -> Array:
-    """x with `update` written at a start given by data, moved into range where it does not fit; starts (rows, axes - 1) give
-    each row a place of its own."""
+    """x with `update` written at a start given by data, moved into range where it does not fit;
+    starts (rows, axes - 1) give each row a place of its own."""
     n, u = node(x), node(update)
     return wrap(
         dynamic_update_node(n, cast(u, n.dtype), _start("dynamic_update_slice", n, start, u.shape))
@@ -119,14 +122,16 @@ def dynamic_update_slice(x: Value, update: Value, start: Sequence[Value] | Value
 
 
 def gather(x: Value, axis: int, positions: Value) -> Array:
-    """PyTorch's gather: result[..., j, ...] = x[..., positions[..., j, ...], ...] with other axes equal."""
+    """PyTorch's gather: result[..., j, ...] = x[..., positions[..., j, ...], ...] with other axes
+    equal."""
     from .indexing import take_along_axis
 
     return take_along_axis(x, positions, axis)
 
 
 def scatter_add(x: Value, axis: int, positions: Value, updates: Value) -> Array:
-    """x plus updates summed into rows `positions` (1-d) of `axis`; updates has x's shape with len(positions) there."""
+    """x plus updates summed into rows `positions` (1-d) of `axis`; updates has x's shape with
+    len(positions) there."""
     n, p = node(x), node(positions)
     k = one_axis("scatter_add", axis, len(n.shape))
     u = cast(node(updates), n.dtype)

@@ -1,5 +1,5 @@
-"""The op set: one declaration an op. Functions here take and give nodes of exact types; see eggpu.compiler.library
-for the NumPy-like functions with promotion and broadcasting."""
+"""The op set: one declaration an op. Functions here take and give nodes of exact types; see
+eggpu.compiler.library for the NumPy-like functions with promotion and broadcasting."""
 
 from __future__ import annotations
 

@@ -136,7 +136,19 @@ def _op(label: str, wgsl: str | dict[str, str], numpy: Callable[..., np.ndarray]
         masking: bool | None = None, domain: tuple[float, float] = (-2.0, 2.0),
         periods: tuple[int, ...] = ()) -> Callable[..., Node]:  # fmt: skip
     op = Elementwise(
-        label, arity, wgsl, numpy, gradient, takes, result, cost, linear, mark, masking, domain, periods,
+        label,
+        arity,
+        wgsl,
+        numpy,
+        gradient,
+        takes,
+        result,
+        cost,
+        linear,
+        mark,
+        masking,
+        domain,
+        periods,
     )
     ELEMENTWISE[label] = op
 

@@ -1,4 +1,5 @@
-"""Kernels with several results. Only rewrite rules make these ops; their NumPy meaning is the oracle of their lowerings."""
+"""Kernels with several results. Only rewrite rules make these ops; their NumPy meaning is the
+oracle of their lowerings."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class AttentionBase(Op):
 
     causal:     j <= i + offset              (offset 0: top-left; Tk - Tq: bottom-right)
     window > 0: j > i + offset - window      (besides causal)
-    extra:      "mask": the bool operand holds; "bias": the operand is added to the scaled scores; "none"
+    extra:      "mask": the bool operand holds; "bias": the operand is added to the scaled scores;
+    "none"
     """
 
     scale: float
@@ -76,11 +78,15 @@ class AttentionBase(Op):
 
     def check(self, q: Type, k: Type, v: Type, extra: Sequence[Type]) -> None:
         fits = (
-            q.rank >= 2 and q.rank == k.rank == v.rank and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
-            and q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2] and q.dtype == k.dtype == v.dtype
+            q.rank >= 2
+            and q.rank == k.rank == v.rank
+            and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
+            and q.shape[-1] == k.shape[-1]
+            and k.shape[-2] == v.shape[-2]
+            and q.dtype == k.dtype == v.dtype
             and len(extra) == (self.extra != "none")
             and all(e.shape == (*q.shape[:-1], k.shape[-2]) for e in extra)
-        )  # fmt: skip
+        )
         if not fits:
             raise ShapeMismatch(
                 f"{self.name} needs q (..., t, d), k (..., s, d), v (..., s, e), got {q}, {k}, {v}"
@@ -100,7 +106,8 @@ def probabilities(s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 class Attention(AttentionBase):
     """(q, k, v[, mask or bias]) -> (output (..., t, e), log-sum-exp of the scores (..., t, 1)).
 
-    A row without visible keys gives output 0 and log-sum-exp -1e30: finite, so that no score minus it is NaN.
+    A row without visible keys gives output 0 and log-sum-exp -1e30: finite, so that no score minus
+    it is NaN.
     """
 
     name = "attention"
@@ -144,7 +151,7 @@ class AttentionBackward(AttentionBase):
             )
         return TupleType((q, k, v))
 
-    def evaluate(self, q, k, v, lse, delta, ct, *extra):  # noqa: ANN001, ANN201
+    def evaluate(self, q, k, v, lse, delta, ct, *extra):  # noqa: ANN001, ANN002, ANN201
         with np.errstate(all="ignore"):
             raw, s = self.scores(q, k, extra)
             p = np.where(np.isneginf(s), 0, np.exp(s - lse))

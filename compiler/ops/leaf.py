@@ -46,7 +46,8 @@ class Constant(Op):
 
 @dataclass(frozen=True)
 class Literal(Op):
-    """A number of a dtype, shape (). The bit pattern of a float counts, so NaN and -0.0 are themselves."""
+    """A number of a dtype, shape (). The bit pattern of a float counts, so NaN and -0.0 are
+    themselves."""
 
     value: float
     dtype: str

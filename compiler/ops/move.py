@@ -1,8 +1,9 @@
 """Movement: ops whose every element comes from one place of an operand.
 
-`sources(result_index, types, load)` says from where, symbolically: a list whose first entry with a true condition holds.
-`load(operand, index, bound)` gives a variable in [0, bound) for a place that an integer operand names (gather and the
-like). NumPy meaning, gradient and lowering need nothing else.
+`sources(result_index, types, load)` says from where, symbolically: a list whose first entry with a
+true condition holds. `load(operand, index, bound)` gives a variable in [0, bound) for a place that
+an integer operand names (gather and the like). NumPy meaning, gradient and lowering need nothing
+else.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Move(Op):
     writes_window = False  # operand 0 with operand 1 written over a part of it
 
     def window(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> tuple[Index, ...]:
-        """Where the element at `at` of operand 1 lies in the result of an op that writes a window."""
+        """Where the element at `at` of operand 1 lies in the result of an op that writes a
+        window."""
         raise NotImplementedError
 
     def sources(self, at: tuple[Index, ...], types: Sequence[Type], load: Load) -> list[Source]:
@@ -141,8 +143,10 @@ class Slice(Move):
     def vjp(self, cotangent: Node, result: Node, x: Node) -> list[Node]:
         from .leaf import literal
 
-        high = [n - a - (m - 1) * s - 1 if m else n - a
-                for n, a, s, m in zip(x.shape, self.start, self.step, result.shape, strict=True)]  # fmt: skip
+        high = [
+            n - a - (m - 1) * s - 1 if m else n - a
+            for n, a, s, m in zip(x.shape, self.start, self.step, result.shape, strict=True)
+        ]
         interior = tuple(s - 1 for s in self.step)
         return [pad(cotangent, literal(0, x.dtype), self.start, tuple(high), interior)]
 
@@ -154,7 +158,8 @@ class Slice(Move):
 
 @dataclass(frozen=True)
 class Pad(Move):
-    """x with `low` and `high` copies of a scalar around it and `interior` ones between its elements.
+    """x with `low` and `high` copies of a scalar around it and `interior` ones between its
+    elements.
 
     The scalar is the second operand; amounts are at least 0.
     """
@@ -172,8 +177,13 @@ class Pad(Move):
             raise ShapeMismatch(
                 f"pad needs {x.rank} amounts of at least 0 for {x}, got {self.low}, {self.high}"
             )
-        return Type(tuple(lo + hi + n + max(n - 1, 0) * i
-                          for n, lo, hi, i in zip(x.shape, self.low, self.high, self.interior, strict=True)), x.dtype)  # fmt: skip
+        return Type(
+            tuple(
+                lo + hi + n + max(n - 1, 0) * i
+                for n, lo, hi, i in zip(x.shape, self.low, self.high, self.interior, strict=True)
+            ),
+            x.dtype,
+        )
 
     def evaluate(self, x: np.ndarray, value: np.ndarray) -> np.ndarray:
         out = np.full(self.infer(*_types(x, value)).shape, value, dtype=x.dtype)
@@ -185,8 +195,10 @@ class Pad(Move):
     def vjp(self, cotangent: Node, result: Node, x: Node, value: Node) -> list[Node | None]:
         from .reduce import reduce
 
-        stop = tuple(lo + max((n - 1) * (i + 1) + 1, 0) if n else lo
-                     for n, lo, i in zip(x.shape, self.low, self.interior, strict=True))  # fmt: skip
+        stop = tuple(
+            lo + max((n - 1) * (i + 1) + 1, 0) if n else lo
+            for n, lo, i in zip(x.shape, self.low, self.interior, strict=True)
+        )
         dx = slice_(cotangent, self.low, stop, tuple(i + 1 for i in self.interior))
         every = tuple(range(len(x.shape)))
         total = reduce("sum", cotangent, every)
@@ -197,7 +209,8 @@ class Pad(Move):
         for i, n, lo, gap in zip(at, types[0].shape, self.low, self.interior, strict=True):
             inside = i - lo
             if gap:
-                # positions below `lo` must not reach / and %, which are unsigned: shift by a multiple of the step
+                # positions below `lo` must not reach / and %, which are unsigned: shift by a
+                # multiple of the step
                 shift = -(-lo // (gap + 1)) * (gap + 1)
                 shifted = inside + shift
                 conditions.append((shifted % (gap + 1), 0, 1))
@@ -285,7 +298,8 @@ class Flip(Move):
 
 @dataclass(frozen=True)
 class Gather(Move):
-    """Rows of x along `axis` at integer positions: the result has the axes of `positions` in place of `axis`.
+    """Rows of x along `axis` at integer positions: the result has the axes of `positions` in place
+    of `axis`.
 
     A position below 0 counts from the end; one out of range reads the nearest end.
     """
@@ -327,7 +341,8 @@ class Gather(Move):
 
 @dataclass(frozen=True)
 class DynamicSlice(Move):
-    """The part of x of shape `size` that begins at `start`, an i32 vector with an entry an axis, in range.
+    """The part of x of shape `size` that begins at `start`, an i32 vector with an entry an axis, in
+    range.
 
     With starts i32[rows, axes - 1] each row, an index of the first axis, has a part of its own.
     """
@@ -363,7 +378,8 @@ class DynamicSlice(Move):
 
 @dataclass(frozen=True)
 class DynamicUpdate(Move):
-    """x with `update` written over the part that begins at `start`, an i32 vector with an entry an axis, in range.
+    """x with `update` written over the part that begins at `start`, an i32 vector with an entry an
+    axis, in range.
 
     With starts i32[rows, axes - 1] each row of the update is written into that row of x.
     """
@@ -374,7 +390,8 @@ class DynamicUpdate(Move):
     def infer(self, x: Type, update: Type, start: Type) -> Type:
         if not _starts_fit(x, update.shape, start) or update.dtype != x.dtype:
             raise TypeMismatch(
-                f"dynamic_update needs an update of {x.dtype} and one integer start an axis of {x}, got {update}, {start}"
+                f"dynamic_update needs an update of {x.dtype} and one integer start an axis of "
+                f"{x}, got {update}, {start}"
             )
         if update.rank != x.rank or any(a > b for a, b in zip(update.shape, x.shape, strict=True)):
             raise ShapeMismatch(f"dynamic_update with {update} does not fit {x}")

@@ -19,8 +19,16 @@ def _field(bits: int) -> Callable[..., Node]:
         return ((word >> shift) & np.uint32((1 << bits) - 1)).astype(np.float32)
 
     wgsl = f"eg_field{{v}}({{0}}, {{1}}, {bits}u)"
-    return _op(f"field_{bits}", wgsl, numpy, arity=2, takes="u", result="f32", cost=4,
-               periods=(0, 32 // bits))
+    return _op(
+        f"field_{bits}",
+        wgsl,
+        numpy,
+        arity=2,
+        takes="u",
+        result="f32",
+        cost=4,
+        periods=(0, 32 // bits),
+    )
 
 
 def _bfloat(word: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -35,10 +43,22 @@ def _half(word: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 field = {bits: _field(bits) for bits in (1, 2, 4, 8)}
 unpack_half = _op(
-    "unpack_half", "eg_half{v}({0}, {1})", _half, arity=2, takes="u", result="f32", cost=2,
+    "unpack_half",
+    "eg_half{v}({0}, {1})",
+    _half,
+    arity=2,
+    takes="u",
+    result="f32",
+    cost=2,
     periods=(0, 2),
 )
 unpack_bfloat = _op(
-    "unpack_bfloat", "eg_bfloat{v}({0}, {1})", _bfloat, arity=2, takes="u", result="f32", cost=2,
+    "unpack_bfloat",
+    "eg_bfloat{v}({0}, {1})",
+    _bfloat,
+    arity=2,
+    takes="u",
+    result="f32",
+    cost=2,
     periods=(0, 2),
 )

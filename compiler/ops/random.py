@@ -10,7 +10,8 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def threefry(k0: np.ndarray, k1: np.ndarray, counter: np.ndarray) -> np.ndarray:
-    """The first word of Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the block (counter, 0)."""
+    """The first word of Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the block (counter,
+    0)."""
     with np.errstate(over="ignore"):
         keys = (k0, k1, k0 ^ k1 ^ np.uint32(0x1BD11BDA))
         x, y = counter + k0, k1 + np.zeros_like(counter)
@@ -27,4 +28,11 @@ random_bits = _op(
     "random_bits", "eg_random_bits{v}({0}, {1}, {2})", threefry, arity=3, takes="u", cost=80
 )
 # bits >> 8 as a float in [0, 1): 24 bits, exact on every device
-unit_float = _op("unit_float", "eg_unit_float{v}({0})", lambda x: (x >> np.uint32(8)).astype(np.float32) * np.float32(2**-24), takes="u", result="f32", cost=2)  # fmt: skip
+unit_float = _op(
+    "unit_float",
+    "eg_unit_float{v}({0})",
+    lambda x: (x >> np.uint32(8)).astype(np.float32) * np.float32(2**-24),
+    takes="u",
+    result="f32",
+    cost=2,
+)

@@ -16,7 +16,8 @@ from .move import broadcast
 
 @dataclass(frozen=True)
 class Combine:
-    """An associative, commutative combination: its WGSL in {0} and {1}, its identity a dtype, NumPy meaning, gradient.
+    """An associative, commutative combination: its WGSL in {0} and {1}, its identity a dtype, NumPy
+    meaning, gradient.
 
     `identity` maps a dtype kind ("f", "i", "u", "b") to the neutral number.
     """
@@ -41,7 +42,8 @@ def _extreme_vjp(ct: Node, y: Node, x: Node, axes: tuple[int, ...]) -> Node:
 
 
 def _prod_vjp(ct: Node, y: Node, x: Node, axes: tuple[int, ...]) -> Node:
-    # the product of the others: y / x, with zeros counted apart so that one zero still has its gradient
+    # the product of the others: y / x, with zeros counted apart so that one zero still has its
+    # gradient
     from . import full
     from .elementwise import cast, eq, select
 
@@ -67,15 +69,50 @@ _HIGH = {"f": math.inf, "i": 2**31 - 1, "u": 2**32 - 1, "b": 1}
 COMBINES = {
     c.name: c
     for c in (
-        Combine("sum", "{0} + {1}", {"f": 0, "i": 0, "u": 0}, _sum, lambda ct, y, x, axes: _spread(ct, x)),
-        Combine("prod", "{0} * {1}", {"f": 1, "i": 1, "u": 1},
-                lambda x, axes: x.prod(axes, keepdims=True, dtype=x.dtype), _prod_vjp),
-        Combine("max", "eg_max{s}({0}, {1})", _LOW, lambda x, axes: x.max(axes, keepdims=True), _extreme_vjp),
-        Combine("min", "eg_min{s}({0}, {1})", _HIGH, lambda x, axes: x.min(axes, keepdims=True), _extreme_vjp),
-        Combine("any", "{0} | {1}", {"b": 0}, lambda x, axes: x.any(axes, keepdims=True), lambda *_: None),
-        Combine("all", "{0} & {1}", {"b": 1}, lambda x, axes: x.all(axes, keepdims=True), lambda *_: None),
+        Combine(
+            "sum",
+            "{0} + {1}",
+            {"f": 0, "i": 0, "u": 0},
+            _sum,
+            lambda ct, y, x, axes: _spread(ct, x),
+        ),
+        Combine(
+            "prod",
+            "{0} * {1}",
+            {"f": 1, "i": 1, "u": 1},
+            lambda x, axes: x.prod(axes, keepdims=True, dtype=x.dtype),
+            _prod_vjp,
+        ),
+        Combine(
+            "max",
+            "eg_max{s}({0}, {1})",
+            _LOW,
+            lambda x, axes: x.max(axes, keepdims=True),
+            _extreme_vjp,
+        ),
+        Combine(
+            "min",
+            "eg_min{s}({0}, {1})",
+            _HIGH,
+            lambda x, axes: x.min(axes, keepdims=True),
+            _extreme_vjp,
+        ),
+        Combine(
+            "any",
+            "{0} | {1}",
+            {"b": 0},
+            lambda x, axes: x.any(axes, keepdims=True),
+            lambda *_: None,
+        ),
+        Combine(
+            "all",
+            "{0} & {1}",
+            {"b": 1},
+            lambda x, axes: x.all(axes, keepdims=True),
+            lambda *_: None,
+        ),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""Example calls of every op, from which its tests are made: odd sizes, 0 and 1, no axes at all, duplicates, ties, NaN and
-infinities, every axis. `samples(op)` takes an op class, or an entry of the elementwise table."""
+"""Example calls of every op, from which its tests are made: odd sizes, 0 and 1, no axes at all,
+duplicates, ties, NaN and infinities, every axis. `samples(op)` takes an op class, or an entry of
+the elementwise table."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ Array = np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An example call. `smooth`: gradients equal finite differences here (no ties, steps, NaN or infinities)."""
+    """An example call. `smooth`: gradients equal finite differences here (no ties, steps, NaN or
+    infinities)."""
 
     op: Op
     operands: tuple[Array, ...]
@@ -127,8 +129,12 @@ def _elementwise(op: Elementwise) -> Iterator[Sample]:
         for dtype in dtypes[kind]:
             shapes = ((5,), (2, 4)) if dtype == "f16" else ((), (0, 3), (37,), (2, 3, 4))
             for shape in shapes:
-                xs = [floats(*shape, low=low, high=high, seed=_seed(op.label, k), dtype=dtype) if kind == "f"
-                      else some(dtype, *shape, seed=_seed(op.label, k)) for k in range(op.arity)]  # fmt: skip
+                xs = [
+                    floats(*shape, low=low, high=high, seed=_seed(op.label, k), dtype=dtype)
+                    if kind == "f"
+                    else some(dtype, *shape, seed=_seed(op.label, k))
+                    for k in range(op.arity)
+                ]
                 yield Sample(op, _chosen(op, xs), kind == "f" and dtype != "f16")
         values = SPECIAL if kind == "f" else EXTREMES[kind]
         pairs = [
@@ -155,7 +161,7 @@ def _cast() -> Iterator[Sample]:
         "f16": floats(7, dtype="f16"),
         **{d.name: EXTREMES[d.kind] for d in DTYPES.values() if d.kind != "f"},
     }
-    for (source, x), to in product(values.items(), DTYPES):
+    for x, to in product(values.values(), DTYPES):
         yield Sample(Cast(to), (x,), smooth=False)
         yield Sample(Cast(to), (x[:0],), smooth=False)
     yield Sample(Cast("f32"), (floats(3, 5),))
@@ -263,9 +269,15 @@ def _broadcast() -> Iterator[Sample]:
 @_of(Slice)
 def _slice() -> Iterator[Sample]:
     cases = (
-        ((7,), (1,), (6,), (1,)), ((7,), (0,), (7,), (3,)), ((8,), (4,), (8,), (1,)), ((5, 7), (1, 2), (4, 7), (2, 3)),
-        ((3, 4), (2, 1), (2, 3), (1, 1)), ((2, 3, 8), (0, 1, 4), (2, 3, 8), (1, 1, 2)), ((), (), (), ()), ((1,), (0,), (1,), (5,)),
-    )  # fmt: skip
+        ((7,), (1,), (6,), (1,)),
+        ((7,), (0,), (7,), (3,)),
+        ((8,), (4,), (8,), (1,)),
+        ((5, 7), (1, 2), (4, 7), (2, 3)),
+        ((3, 4), (2, 1), (2, 3), (1, 1)),
+        ((2, 3, 8), (0, 1, 4), (2, 3, 8), (1, 1, 2)),
+        ((), (), (), ()),
+        ((1,), (0,), (1,), (5,)),
+    )
     for shape, start, stop, step in cases:
         yield Sample(Slice(start, stop, step), (floats(*shape),))
 
@@ -273,9 +285,15 @@ def _slice() -> Iterator[Sample]:
 @_of(Pad)
 def _pad() -> Iterator[Sample]:
     cases = (
-        ((5,), (2,), (3,), (0,)), ((4,), (4,), (0,), (0,)), ((3, 4), (1, 0), (0, 2), (0, 1)), ((3,), (0,), (0,), (2,)), ((0,), (2,), (1,), (1,)),
-        ((2, 3), (0, 5), (3, 0), (2, 0)), ((), (), (), ()), ((1, 1), (1, 1), (1, 1), (3, 3)),
-    )  # fmt: skip
+        ((5,), (2,), (3,), (0,)),
+        ((4,), (4,), (0,), (0,)),
+        ((3, 4), (1, 0), (0, 2), (0, 1)),
+        ((3,), (0,), (0,), (2,)),
+        ((0,), (2,), (1,), (1,)),
+        ((2, 3), (0, 5), (3, 0), (2, 0)),
+        ((), (), (), ()),
+        ((1, 1), (1, 1), (1, 1), (3, 3)),
+    )
     for shape, low, high, interior in cases:
         yield Sample(
             Pad(low, high, interior),
@@ -287,8 +305,15 @@ def _pad() -> Iterator[Sample]:
 
 @_of(Concat)
 def _concat() -> Iterator[Sample]:
-    for shapes, axis in ((((3,), (4,)), 0), (((2, 3), (2, 1), (2, 4)), 1), (((0, 2), (3, 2)), 0), (((2, 4), (2, 0), (2, 4)), 1), (((5,),), 0),
-                         (((1,),) * 17, 0), (((2, 3, 2), (2, 5, 2)), 1)):  # fmt: skip
+    for shapes, axis in (
+        (((3,), (4,)), 0),
+        (((2, 3), (2, 1), (2, 4)), 1),
+        (((0, 2), (3, 2)), 0),
+        (((2, 4), (2, 0), (2, 4)), 1),
+        (((5,),), 0),
+        (((1,),) * 17, 0),
+        (((2, 3, 2), (2, 5, 2)), 1),
+    ):
         yield Sample(Concat(axis), tuple(floats(*s, seed=k) for k, s in enumerate(shapes)))
 
 
@@ -335,8 +360,14 @@ def _dynamic_slice() -> Iterator[Sample]:
 
 @_of(DynamicUpdate)
 def _dynamic_update() -> Iterator[Sample]:
-    for shape, start, size in (((7,), (2,), (3,)), ((4, 5), (1, 0), (2, 4)), ((4, 8), (0, 4), (4, 4)), ((3, 4), (3, 0), (0, 4)), ((2, 3, 4), (1, 2, 3), (1, 1, 1)),
-                               ((3, 4), (0, 0), (3, 4))):  # fmt: skip
+    for shape, start, size in (
+        ((7,), (2,), (3,)),
+        ((4, 5), (1, 0), (2, 4)),
+        ((4, 8), (0, 4), (4, 4)),
+        ((3, 4), (3, 0), (0, 4)),
+        ((2, 3, 4), (1, 2, 3), (1, 1, 1)),
+        ((3, 4), (0, 0), (3, 4)),
+    ):
         yield Sample(
             DynamicUpdate(), (floats(*shape), floats(*size, seed=1), np.array(start, np.int32))
         )
@@ -417,8 +448,17 @@ def _scan() -> Iterator[Sample]:
 @_of(Argsort)
 def _argsort() -> Iterator[Sample]:
     for descending in (False, True):
-        for x in (floats(7), hostile(3, 19), integers(2, 3, 5), integers(9, dtype="u32"), integers(4, 6, dtype="bool"), EXTREMES["i"], floats(1), floats(3, 0),
-                  integers(2, 300).astype(np.float32)):  # fmt: skip
+        for x in (
+            floats(7),
+            hostile(3, 19),
+            integers(2, 3, 5),
+            integers(9, dtype="u32"),
+            integers(4, 6, dtype="bool"),
+            EXTREMES["i"],
+            floats(1),
+            floats(3, 0),
+            integers(2, 300).astype(np.float32),
+        ):
             yield Sample(Argsort(descending), (x,), smooth=False)
 
 
@@ -485,9 +525,13 @@ def _scatter_set() -> Iterator[Sample]:
 @_of(Conv)
 def _conv() -> Iterator[Sample]:
     cases = (
-        ((1, 1, 5), (1, 1, 3), (1,), (1,), 1), ((2, 4, 9), (6, 2, 3), (2,), (2,), 2), ((2, 3, 5, 6), (4, 3, 3, 2), (1, 2), (2, 1), 1),
-        ((1, 4, 6, 5), (4, 1, 3, 3), (1, 1), (1, 1), 4), ((1, 2, 4, 4, 4), (3, 2, 2, 2, 2), (2, 1, 1), (1, 1, 2), 1), ((0, 3, 5), (2, 3, 2), (1,), (1,), 1),
-    )  # fmt: skip
+        ((1, 1, 5), (1, 1, 3), (1,), (1,), 1),
+        ((2, 4, 9), (6, 2, 3), (2,), (2,), 2),
+        ((2, 3, 5, 6), (4, 3, 3, 2), (1, 2), (2, 1), 1),
+        ((1, 4, 6, 5), (4, 1, 3, 3), (1, 1), (1, 1), 4),
+        ((1, 2, 4, 4, 4), (3, 2, 2, 2, 2), (2, 1, 1), (1, 1, 2), 1),
+        ((0, 3, 5), (2, 3, 2), (1,), (1,), 1),
+    )
     for x, w, stride, dilation, groups in cases:
         yield Sample(Conv(stride, dilation, groups), (floats(*x), floats(*w, seed=1)))
 
@@ -506,10 +550,15 @@ def attention_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
         "extra": "none",
     }
     for change, (lead, t, s, d, e) in (
-        ({}, ((), 3, 5, 4, 4)), ({}, ((2,), 1, 7, 3, 5)), ({"causal": True}, ((2, 3), 9, 9, 8, 8)), ({"causal": True, "offset": 3}, ((2,), 4, 7, 8, 8)),
-        ({"causal": True, "window": 3}, ((1,), 11, 11, 4, 4)), ({"softcap": 2.0}, ((2,), 5, 6, 4, 4)), ({"extra": "mask"}, ((2,), 6, 5, 4, 4)),
+        ({}, ((), 3, 5, 4, 4)),
+        ({}, ((2,), 1, 7, 3, 5)),
+        ({"causal": True}, ((2, 3), 9, 9, 8, 8)),
+        ({"causal": True, "offset": 3}, ((2,), 4, 7, 8, 8)),
+        ({"causal": True, "window": 3}, ((1,), 11, 11, 4, 4)),
+        ({"softcap": 2.0}, ((2,), 5, 6, 4, 4)),
+        ({"extra": "mask"}, ((2,), 6, 5, 4, 4)),
         ({"extra": "bias"}, ((2,), 6, 5, 4, 4)),
-    ):  # fmt: skip
+    ):
         q, k, v = floats(*lead, t, d), floats(*lead, s, d, seed=1), floats(*lead, s, e, seed=2)
         extra = {"mask": integers(*lead, t, s, dtype="bool"), "bias": floats(*lead, t, s, seed=3)}
         if change.get("extra") == "mask":

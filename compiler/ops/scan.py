@@ -55,7 +55,8 @@ class Scan(Op):
                 return [self._extreme_vjp(cotangent, result, x)]
 
     def _prod_vjp(self, ct: Node, y: Node, x: Node) -> Node:
-        # dx_i = sum_{j >= i} ct_j y_j / x_i; at the first zero the product without it; behind it nothing
+        # dx_i = sum_{j >= i} ct_j y_j / x_i; at the first zero the product without it; behind it
+        # nothing
         from . import full
         from .elementwise import and_, cast, eq, select
 
@@ -98,7 +99,8 @@ class Scan(Op):
 
 @dataclass(frozen=True)
 class Argsort(Op):
-    """The places of the elements in rising (or falling) order along the last axis, i32; equal ones keep their order.
+    """The places of the elements in rising (or falling) order along the last axis, i32; equal ones
+    keep their order.
 
     NaN counts as the largest.
     """

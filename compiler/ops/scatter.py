@@ -1,4 +1,5 @@
-"""Adding and writing updates into places that data gives, without lost updates and in a fixed order."""
+"""Adding and writing updates into places that data gives, without lost updates and in a fixed
+order."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .move import broadcast, gather, reshape, wrapped
 
 @dataclass(frozen=True)
 class ScatterAdd(Op):
-    """result[r, ...] = the sum of updates[i, ...] over the i with positions[i] == r, for r in [0, rows).
+    """result[r, ...] = the sum of updates[i, ...] over the i with positions[i] == r, for r in [0,
+    rows).
 
     Positions wrap and clip as in Gather. Updates are added in the order of i.
     """
@@ -53,7 +55,8 @@ class ScatterAdd(Op):
 
 @dataclass(frozen=True)
 class ScatterSet(Op):
-    """x with row positions[i] replaced by updates[i]; of several updates of a row the last one counts.
+    """x with row positions[i] replaced by updates[i]; of several updates of a row the last one
+    counts.
 
     Positions wrap and clip as in Gather.
     """
@@ -65,11 +68,13 @@ class ScatterSet(Op):
     def infer(self, x: Type, updates: Type, positions: Type) -> Type:
         if positions.dtype.kind not in "iu" or updates.dtype != x.dtype:
             raise TypeMismatch(
-                f"scatter_set needs updates of {x.dtype} and integer positions, got {updates} and {positions}"
+                f"scatter_set needs updates of {x.dtype} and integer positions, got {updates} "
+                f"and {positions}"
             )
         if x.rank < 1 or positions.rank != 1 or updates.shape != (*positions.shape, *x.shape[1:]):
             raise ShapeMismatch(
-                f"scatter_set needs one position a row of updates for {x}, got {updates} and {positions}"
+                f"scatter_set needs one position a row of updates for {x}, got {updates} and "
+                f"{positions}"
             )
         return x
 
@@ -84,7 +89,8 @@ class ScatterSet(Op):
     def vjp(
         self, cotangent: Node, result: Node, x: Node, updates: Node, positions: Node
     ) -> list[Node | None]:
-        # a row that was written gives nothing to x, and gives its cotangent to the update that stayed
+        # a row that was written gives nothing to x, and gives its cotangent to the update that
+        # stayed
         rows, count = x.shape[0], positions.shape[0]
         none = full(0, updates.shape, x.dtype)
         if rows == 0 or count == 0:

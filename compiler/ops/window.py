@@ -19,7 +19,8 @@ from .move import Load, Move, broadcast, flip, pad, reshape, slice_, transpose
 
 @dataclass(frozen=True)
 class Windows(Move):
-    """x (..., *spatial) -> (..., *places, *size): element (p, k) is x[..., p * stride + k * dilation].
+    """x (..., *spatial) -> (..., *places, *size): element (p, k) is x[..., p * stride + k *
+    dilation].
 
     `size`, `stride` and `dilation` have one entry a spatial axis; these are the last axes of x.
     """
@@ -36,11 +37,14 @@ class Windows(Move):
             or min(self.size + self.stride + self.dilation) < 1
         ):
             raise ShapeMismatch(
-                f"windows of {self.size}, stride {self.stride}, dilation {self.dilation} do not fit {x}"
+                f"windows of {self.size}, stride {self.stride}, dilation {self.dilation} do not "
+                f"fit {x}"
             )
         spatial = x.shape[x.rank - d :]
-        places = tuple((n - (k - 1) * g - 1) // s + 1
-                       for n, k, s, g in zip(spatial, self.size, self.stride, self.dilation, strict=True))  # fmt: skip
+        places = tuple(
+            (n - (k - 1) * g - 1) // s + 1
+            for n, k, s, g in zip(spatial, self.size, self.stride, self.dilation, strict=True)
+        )
         if min(places) < 1:
             raise ShapeMismatch(
                 f"windows of {self.size} with dilation {self.dilation} are larger than {x}"
@@ -89,7 +93,8 @@ class Windows(Move):
 
 @dataclass(frozen=True)
 class Conv(Op):
-    """x (n, c, *spatial) with w (o, c / groups, *size) -> (n, o, *places), no padding; correlation, as in PyTorch."""
+    """x (n, c, *spatial) with w (o, c / groups, *size) -> (n, o, *places), no padding; correlation,
+    as in PyTorch."""
 
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -108,7 +113,8 @@ class Conv(Op):
         )
         if not fits:
             raise ShapeMismatch(
-                f"conv needs x (n, c, *spatial) and w (o, c / {self.groups}, *size), got {x} and {w}"
+                f"conv needs x (n, c, *spatial) and w (o, c / {self.groups}, *size), got {x} and "
+                f"{w}"
             )
         windows = Windows(w.shape[2:], self.stride, self.dilation).infer(x)
         return Type((x.shape[0], w.shape[0], *windows.shape[2 : 2 + d]), x.dtype)
@@ -123,7 +129,8 @@ class Conv(Op):
         return np.matmul(w.reshape(1, g, o // g, k), columns).reshape(n, o, *places)
 
     def expansions(self, x: Node, w: Node) -> list[Node]:
-        """The convolution as an implicit product: weights times windows, image by image or over all images."""
+        """The convolution as an implicit product: weights times windows, image by image or over all
+        images."""
         n, o, places, g = x.shape[0], w.shape[0], self._places(x, w), self.groups
         k = math.prod(w.shape[1:])
         columns = self._columns(x, w)  # (n, g, c/g * size, places)
@@ -149,8 +156,13 @@ class Conv(Op):
         spans = [(k - 1) * e for k, e in zip(w.shape[2:], self.dilation, strict=True)]
         # dx: the cotangent spread by the stride, convolved with the mirrored weights
         left = [(m - r - 1) % s for m, r, s in zip(x.shape[2:], spans, self.stride, strict=True)]
-        spread = pad(cotangent, literal(0, x.dtype), (0, 0, *spans), (0, 0, *(r + e for r, e in zip(spans, left, strict=True))),
-                     (0, 0, *(s - 1 for s in self.stride)))  # fmt: skip
+        spread = pad(
+            cotangent,
+            literal(0, x.dtype),
+            (0, 0, *spans),
+            (0, 0, *(r + e for r, e in zip(spans, left, strict=True))),
+            (0, 0, *(s - 1 for s in self.stride)),
+        )
         mirrored = reshape(flip(w, range(2, 2 + d)), (g, o // g, *w.shape[1:]))
         mirrored = reshape(
             transpose(mirrored, (0, 2, 1, *range(3, 3 + d))), (x.shape[1], o // g, *w.shape[2:])

@@ -17,10 +17,10 @@ class Buffer:
     """One value in memory during a call.
 
     `nbytes` is the bound size: at least 4, a multiple of 4. `place` says where it lies:
-    ("input", i)            the i-th argument's own buffer (also an output written over a donated input)
-    ("output", j)           a buffer allocated for the j-th result of each call
-    ("arena", block, offset) a range of a scratch block that lives as long as the loaded plan
-    ("pack", p, offset)     a range of a buffer that holds several arguments which the call writes
+    ("input", i)            the i-th argument's own buffer (also an output written over a donated
+    input) ("output", j)           a buffer allocated for the j-th result of each call ("arena",
+    block, offset) a range of a scratch block that lives as long as the loaded plan ("pack", p,
+    offset)     a range of a buffer that holds several arguments which the call writes
                             over; it holds the results afterwards, and is the next call's argument
     ("constant", k)         the plan's k-th constant, uploaded once
     ("loop", r)             somewhere else in each round of the plan's r-th loop (role "view")
@@ -71,7 +71,8 @@ class Image:
 class Copy:
     """A buffer is copied into an image before a kernel runs, `width` texels to each row.
 
-    Several arrays of one shape may lie in one image, one below the other. Inside loops it is copied each time that the kernel runs, or only before the first time.
+    Several arrays of one shape may lie in one image, one below the other. Inside loops it is copied
+    each time that the kernel runs, or only before the first time.
     """
 
     kernel: int  # index into Plan.kernels
@@ -109,7 +110,8 @@ class Carry:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Kernels `start` to `stop` - 1 run `count` times in a row; loops of a plan nest or lie apart."""
+    """Kernels `start` to `stop` - 1 run `count` times in a row; loops of a plan nest or lie
+    apart."""
 
     start: int
     stop: int

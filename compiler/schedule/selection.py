@@ -1,4 +1,5 @@
-"""What extraction decided: a program of chosen e-nodes, and which values each kernel computes and stores."""
+"""What extraction decided: a program of chosen e-nodes, and which values each kernel computes and
+stores."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from .plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One kernel: it stores `outputs` and reads `operands`; all between is inlined (computed inside).
+    """One kernel: it stores `outputs` and reads `operands`; all between is inlined (computed
+    inside).
 
-    Operands are INPUT or CONSTANT nodes or outputs of other groups. The body is what `body(group)` walks. An output may be used inside
-    as well. Reshapes are never stored: a stored value is known by its row-major order.
+    Operands are INPUT or CONSTANT nodes or outputs of other groups. The body is what `body(group)`
+    walks. An output may be used inside as well. Reshapes are never stored: a stored value is known
+    by its row-major order.
     """
 
     outputs: tuple[Node, ...]
@@ -26,7 +29,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class LoopGroup:
-    """A loop whose body is compiled: `outputs` stand for its results, None for one that nobody reads."""
+    """A loop whose body is compiled: `outputs` stand for its results, None for one that nobody
+    reads."""
 
     op: Loop
     operands: tuple[Node, ...]
@@ -38,9 +42,11 @@ class LoopGroup:
 class Selection:
     """The chosen program and its kernels in an order in which each reads only what is there.
 
-    Outputs of `graph` are stored values, inputs, constants, or reshapes of these. `classes` has the e-class of each node
-    that was chosen in an e-graph, `made_by` the rule behind it ("" for the traced program's own). Around loops, parts of
-    the program were chosen apart: `aliases` has the stored value behind each input that stands for another part's result.
+    Outputs of `graph` are stored values, inputs, constants, or reshapes of these. `classes` has the
+    e-class of each node that was chosen in an e-graph, `made_by` the rule behind it ("" for the
+    traced program's own). Around loops, parts of
+    the program were chosen apart: `aliases` has the stored value behind each input that stands for
+    another part's result.
     """
 
     graph: Graph
@@ -58,7 +64,8 @@ class Selection:
 
 
 def body(group: Group) -> list[Node]:
-    """The nodes that a kernel computes, operands first: everything under its outputs down to its operands."""
+    """The nodes that a kernel computes, operands first: everything under its outputs down to its
+    operands."""
     stop, seen, out = set(group.operands) - set(group.outputs), set(), []
     for root in group.outputs:
         stack = [(root, False)]
@@ -88,7 +95,8 @@ def stored_base(node: Node) -> Node:
 
 
 def separate(graph: Graph) -> Selection:
-    """Every op its own kernel, cheap leaves and movement inlined: the unoptimized program, for tests and debugging.
+    """Every op its own kernel, cheap leaves and movement inlined: the unoptimized program, for
+    tests and debugging.
 
     Movement of so many values that no kernel could bind them is stored on the way.
     """

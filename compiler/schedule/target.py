@@ -8,7 +8,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Rates for the cost model. Times in ns, so a rate is bytes per ns (GB/s) or flop per ns (GFLOP/s)."""
+    """Rates for the cost model. Times in ns, so a rate is bytes per ns (GB/s) or flop per ns
+    (GFLOP/s)."""
 
     launch: float  # one more dispatch in a pass
     bandwidth: float  # bytes per ns, large contiguous reads and writes
@@ -22,7 +23,13 @@ class Profile:
 
 
 LAVAPIPE = Profile(
-    launch=16000, bandwidth=10, contract=80, attention=60, elementwise=20, rows=16, onchip=1 << 16,
+    launch=16000,
+    bandwidth=10,
+    contract=80,
+    attention=60,
+    elementwise=20,
+    rows=16,
+    onchip=1 << 16,
     decode=5,
 )
 GENERIC_GPU = Profile(
@@ -36,8 +43,14 @@ GENERIC_GPU = Profile(
 )
 
 H200 = Profile(
-    launch=3000, bandwidth=3500, contract=42000, attention=45000, elementwise=12000, rows=512,
-    onchip=8192, decode=15,
+    launch=3000,
+    bandwidth=3500,
+    contract=42000,
+    attention=45000,
+    elementwise=12000,
+    rows=512,
+    onchip=8192,
+    decode=15,
 )
 
 
@@ -50,7 +63,8 @@ def built_in(name: str, kind: Literal["cpu", "gpu"]) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device as the compiler sees it. `kind` picks the templates: "cpu" for llvmpipe, else "gpu"."""
+    """A device as the compiler sees it. `kind` picks the templates: "cpu" for llvmpipe, else
+    "gpu"."""
 
     name: str
     driver: str
@@ -71,13 +85,37 @@ class Target:
 
 
 FLOOR = Target(
-    name="WebGPU floor", driver="", backend="none", kind="gpu", subgroup=0, features=(), max_bindings=8,
-    max_binding_bytes=128 << 20, max_buffer_bytes=256 << 20, max_workgroup_bytes=16 << 10, max_invocations=256,
-    max_groups=65535, offset_alignment=256, loop_limit=0, profile=GENERIC_GPU,
-)  # fmt: skip
+    name="WebGPU floor",
+    driver="",
+    backend="none",
+    kind="gpu",
+    subgroup=0,
+    features=(),
+    max_bindings=8,
+    max_binding_bytes=128 << 20,
+    max_buffer_bytes=256 << 20,
+    max_workgroup_bytes=16 << 10,
+    max_invocations=256,
+    max_groups=65535,
+    offset_alignment=256,
+    loop_limit=0,
+    profile=GENERIC_GPU,
+)
 LLVMPIPE = Target(
-    name="llvmpipe", driver="Mesa 22.3.6", backend="Vulkan", kind="cpu", subgroup=8, features=("immediates", "subgroup"),
-    max_bindings=16, max_binding_bytes=128 << 20, max_buffer_bytes=(2 << 30) - 4, max_workgroup_bytes=32 << 10,
-    max_invocations=1024, max_groups=65535, offset_alignment=32, loop_limit=65535, profile=LAVAPIPE,
+    name="llvmpipe",
+    driver="Mesa 22.3.6",
+    backend="Vulkan",
+    kind="cpu",
+    subgroup=8,
+    features=("immediates", "subgroup"),
+    max_bindings=16,
+    max_binding_bytes=128 << 20,
+    max_buffer_bytes=(2 << 30) - 4,
+    max_workgroup_bytes=32 << 10,
+    max_invocations=1024,
+    max_groups=65535,
+    offset_alignment=32,
+    loop_limit=65535,
+    profile=LAVAPIPE,
     images=True,
-)  # fmt: skip
+)
