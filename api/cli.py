@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -15,14 +16,21 @@ from eggpu.runtime import DeviceError, DonatedError, KernelError
 # What a user can mend. Anything else is a mistake in eggpu and shows its traceback.
 _USER_ERRORS = (EggpuError, DeviceError, KernelError, DonatedError, OSError)
 _INTERRUPTED = 130  # as shells count it: 128 + SIGINT
+_PIPE = 141  # 128 + SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status: 0, 2 for an error that the user can mend, 130 for Ctrl-C."""
+    """Run a command; its exit status: 0, 2 for an error that the user can mend, 130 for
+    Ctrl-C, 141 for a reader of its output that has left."""
     args = parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `eggpu rules | head`: who reads has enough, also of what is left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE
     except _USER_ERRORS as error:
         if args.debug:
             raise

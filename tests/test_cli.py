@@ -61,6 +61,18 @@ def test_version_and_module() -> None:
         assert re.search(r"eggpu \d+\.\d+\.\d+" if argv == ["--version"] else "doctor", done.stdout)
 
 
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """As in `eggpu rules | head -1`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "eggpu", "rules"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -20,7 +20,15 @@ from eggpu.compiler.errors import EggpuError
 from eggpu.runtime import Device, DeviceError, KernelError, adapters
 
 _PACKAGES = ("numpy", "egglog", "wgpu", "jinja2", "rich", "platformdirs", "safetensors")
-_EXTRAS = {"matplotlib": "train", "scikit-learn": "digits"}
+_EXTRAS = {
+    "matplotlib": "train",
+    "scikit-learn": "digits",
+    "gguf": "models",
+    "tokenizers": "models",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "mpi4py": "mpi",
+}
 _MARKS = {"ok": "ok  ", "missing": "FAIL", "optional": "-   "}
 _TOLERANCE = 1e-5
 

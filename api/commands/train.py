@@ -126,12 +126,16 @@ def _add_text(
     _settings(parser, config, flags)
     written = Writing()
     group = parser.add_argument_group("the text that the trained model writes")
-    group.add_argument("--prompt", default=written.prompt, help="how it begins (default: new line)")
     group.add_argument(
-        "--length", type=int, default=written.length, help=f"characters {_default(written.length)}"
-    )
+        "--prompt", default=written.prompt, metavar="TEXT",
+        help="how it begins (default: new line)",
+    )  # fmt: skip
     group.add_argument(
-        "--temperature", type=float, default=written.temperature,
+        "--length", type=int, default=written.length, metavar="N",
+        help=f"characters {_default(written.length)}",
+    )  # fmt: skip
+    group.add_argument(
+        "--temperature", type=float, default=written.temperature, metavar="X",
         help=f"0 for the likeliest characters {_default(written.temperature)}",
     )  # fmt: skip
     _limits(parser, Path("runs") / name, text_.STEPS, text_.MINUTES)
@@ -243,7 +247,8 @@ def _settings(parser: argparse.ArgumentParser, config: Any, flags: dict[str, str
 
 def _limits(parser: argparse.ArgumentParser, out: Path, steps: int, minutes: float | None) -> None:
     """Flags of the run; without default `minutes` it ends by steps alone."""
-    run, most = Run(out), "" if minutes is None else f", and {minutes:g} minutes at most"
+    unit = "minute" if minutes == 1 else "minutes"
+    run, most = Run(out), "" if minutes is None else f", and {minutes:g} {unit} at most"
     group = parser.add_argument_group("the run")
     group.add_argument(
         "--steps", type=int, metavar="N",
