@@ -69,7 +69,11 @@ def measured(layers: list[int], target: str, profile: bool) -> dict[str, Any]:
 def run(child: str, *args: str, cache: str = "") -> dict[str, Any]:
     """What a child process prints last. Its standard error passes through."""
     command = [sys.executable, __file__, "--child", child, *args]
-    environment = {**os.environ, "EGGPU_CACHE_DIR": cache, "EGGPU_START": repr(time.time())}
+    environment = {**os.environ, "EGGPU_CACHE_DIR": cache}
+    if cache:  # as an installed package has: bytecode of what the sources say now
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = os.path.join(cache, "bytecode")
+    environment["EGGPU_START"] = repr(time.time())
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
 

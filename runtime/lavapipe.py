@@ -47,8 +47,8 @@ def prepare() -> None:
     os.environ[SHADERS] = str(folder)
 
 
-def _folder(width: str) -> Path | None:
-    """Where shaders of a width are kept: beside compiled plans; None when nothing is to be kept."""
+def cache_folder() -> Path | None:
+    """Where compiled plans and what belongs to them are kept; None when nothing is to be kept."""
     chosen = os.environ.get("EGGPU_CACHE_DIR")
     if chosen == "":
         return None
@@ -56,7 +56,13 @@ def _folder(width: str) -> Path | None:
         import platformdirs
 
         chosen = platformdirs.user_cache_dir("eggpu", appauthor=False)
-    return Path(chosen) / f"mesa-{width}"
+    return Path(chosen)
+
+
+def _folder(width: str) -> Path | None:
+    """Where shaders of a width are kept: beside compiled plans; None when nothing is to be kept."""
+    folder = cache_folder()
+    return None if folder is None else folder / f"mesa-{width}"
 
 
 def _has_wide_vectors() -> bool:

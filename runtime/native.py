@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import wgpu
-from wgpu.backends.wgpu_native import _api, _helpers, _mappings, extras
-from wgpu.backends.wgpu_native import ffi as _ffi
-from wgpu.backends.wgpu_native import lib as _lib
 
 from . import lavapipe
+from .bindings import native as _native
 
-ffi: Any = _ffi
-lib: Any = _lib
+# after `bindings`, which has its C header at hand
+from wgpu.backends.wgpu_native import _api, _helpers, _mappings, extras  # isort: skip
+
+ffi: Any = _native.ffi
+lib: Any = _native.lib
 libf: Any = _api.libf
 MAP_READ, MAP_WRITE = 1, 2
 
