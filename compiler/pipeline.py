@@ -37,8 +37,8 @@ class Options:
     comparison).
     relaxed: also rules that change float32 results by more than rounding.
     precision: "float32", or "mixed": activations and operands of products are kept as f16 (see
-    compiler/mixed.py). Gradients
-        of small losses vanish in f16: multiply the loss by a factor, as optim.scaled does.
+    compiler/mixed.py). Gradients of small losses vanish in f16: multiply the loss by a factor, as
+    optim.scaled does.
     without: names of rules that are not used (eggpu.rules.list() has them all).
     force: names of kernels ("attention_split") that compute whatever they can, whatever they cost.
     rules: rules to add to eggpu's own (eggpu.rules.Rule); eggpu.testing.check_rule finds out
@@ -48,8 +48,9 @@ class Options:
     tune: time the predicted best tilings of each kernel on the device, once for a device and driver
     (see eggpu.tuning).
     max_memory: bytes on the device that a call may take, arguments and results among them; above it
-    values are computed
-        again instead of kept.
+    values are computed again instead of kept.
+
+    Raises CompileError for values that no program can be compiled with.
     """
 
     optimize: bool = True
@@ -63,6 +64,19 @@ class Options:
     effort: int = 6
     tune: bool = False
     max_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("float32", "mixed"):
+            raise CompileError(f"precision is 'float32' or 'mixed', got {self.precision!r}")
+        for name in ("without", "force", "rules"):
+            if isinstance(given := getattr(self, name), str):
+                raise CompileError(f"{name} needs a tuple, such as ({given!r},), got {given!r}")
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise CompileError(f"rules needs objects of eggpu.rules.Rule, got {rule!r}")
+        most = self.max_memory
+        if most is not None and (not isinstance(most, int) or most <= 0):
+            raise CompileError(f"max_memory needs a number of bytes above 0, got {most!r}")
 
 
 @dataclass(frozen=True)
@@ -187,8 +201,6 @@ def _within(
     """
     from .schedule.assemble import TooLittleMemory, assemble
 
-    if most <= 0:
-        raise CompileError(f"max_memory needs a number of bytes above 0, got {most}")
     found: list[tuple[float, Plan, tuple[Chosen, ...]]] = []
     refused: list[TooLittleMemory] = []
     if plan.peak_bytes <= most:
@@ -225,8 +237,6 @@ def _in_precision(graph: Graph, target: Target, options: Options) -> Graph:
 
     if options.precision == "float32":
         return graph
-    if options.precision != "mixed":
-        raise CompileError(f"precision is 'float32' or 'mixed', got {options.precision!r}")
     if "shader-f16" not in target.features:
         raise CompileError(
             f"precision='mixed' needs a device with the feature shader-f16, which {target.name} "

@@ -58,7 +58,10 @@ def _check_names(graph: Graph, where: str) -> None:
 
 def _check_node(node: Node, listed: set[Node], where: str) -> None:
     if node.kind is Kind.INPUT and node not in listed:
-        raise IRError(f"{where}: {node!r} is no input of the graph")
+        raise IRError(
+            f"{where}: {node!r} is no input of the graph: an array of another trace is used, "
+            "such as one that a function of eg.scan or eg.compile kept; give it as a result"
+        )
     for operand in node.operands:
         if isinstance(operand.type, TupleType) != (node.kind is Kind.GET):
             raise IRError(f"{where}: {node!r} cannot use {operand!r}")

@@ -20,7 +20,7 @@ _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MINUTES = 30  # that a process waits for the others
 MPI_HINT = "pip install 'eggpu[mpi]', in an environment with an MPI library"
-GLOO_HINT = "pip install torch (its CPU build is enough)"
+GLOO_HINT = "pip install torch, whose CPU build is enough"
 
 
 class DistributedError(EggpuError):

@@ -111,7 +111,8 @@ def load_state_dict(model: Any, state: Mapping[str, Any]) -> Any:
             problems.append(f"{name} needs {wanted}, got {value.type}")
         found.append(value)
     if problems:
-        raise StateError(f"the state does not fit {type(model).__name__}\n  " + _lines(problems))
+        name = "what it is loaded into" if isinstance(model, dict) else type(model).__name__
+        raise StateError(f"the state does not fit {name}\n  " + _lines(problems))
     return pytree.unflatten(structure, found)
 
 

@@ -12,8 +12,9 @@ import numpy as np
 
 import eggpu as eg
 from eggpu import nn, optim
-from eggpu.checkpoints import load_checkpoint, save_checkpoint
+from eggpu.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from eggpu.distributed import DataParallel, Group
+from eggpu.nn import StateError
 from eggpu.train.run import Run, TrainingError
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets
@@ -98,7 +99,13 @@ class Task:
         if run.resume is None:
             return
         tree = {"model": self.model, "state": self.state}
-        tree, metadata = load_checkpoint(run.resume, tree)
+        try:
+            tree, metadata = load_checkpoint(run.resume, tree)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, StateError):
+                hint = "was it saved with another model, optimizer or precision?"
+                raise CheckpointError(f"{error}\n  {hint}") from error
+            raise
         self.model, self.state, self.start = tree["model"], tree["state"], metadata.step
         if run.steps is not None and self.start >= run.steps:
             came = f"{run.resume} has {self.start} steps already"

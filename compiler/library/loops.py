@@ -94,7 +94,8 @@ def _name(f: Callable[..., Any]) -> str:
 def _kind(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def _length(arrays: Sequence[Array], names: Sequence[str], length: int | None) -> int:

@@ -1,0 +1,78 @@
+"""What a user asks for by mistake gives one error that says what was needed and what came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import eggpu as eg
+from eggpu import data, nn, optim
+from eggpu.checkpoints import CheckpointError
+from eggpu.compiler.errors import CompileError, IRError
+from eggpu.train import Trainer
+
+X = np.ones((8, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "half"}, "precision is 'float32' or 'mixed', got 'half'"),
+        ({"precision": None}, "precision is 'float32' or 'mixed', got None"),
+        ({"max_memory": 0}, "max_memory needs a number of bytes above 0, got 0"),
+        ({"max_memory": "1G"}, "max_memory needs a number of bytes above 0, got '1G'"),
+        ({"max_memory": 1.5}, "max_memory needs a number of bytes above 0, got 1.5"),
+        ({"force": "attention"}, r"force needs a tuple, such as \('attention',\), got 'attention'"),
+        ({"without": "attention"}, "without needs a tuple"),
+        ({"rules": ("attention",)}, "rules needs objects of eggpu.rules.Rule, got 'attention'"),
+    ],
+)
+def test_options_are_told_where_they_are_given(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        eg.compile(lambda x: x, **options)
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_a_limit_that_nothing_fits(optimize: bool) -> None:
+    step = eg.compile(lambda x: x + 1, max_memory=1, optimize=optimize, cache=False)
+    with pytest.raises(CompileError, match=r"max_memory=1 bytes: .* least found.* is 256$"):
+        step(X)
+
+
+def test_an_array_that_left_its_loop() -> None:
+    kept = []
+
+    def body(carry: Any, row: Any) -> Any:
+        kept.append(carry * 2)
+        return carry + row, row
+
+    def leaks(x: Any) -> Any:
+        eg.scan(body, eg.zeros(4), x)
+        return x + kept[0]
+
+    with pytest.raises(IRError, match="an array of another trace is used"):
+        eg.compile(leaks, cache=False)(X)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": optim.sgd(0.1)}, {"optimizer": optim.lion(0.1)}, {"width": 5}]
+)
+def test_a_checkpoint_of_another_run_loses_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
+    def trainer(optimizer: Any = None, width: int = 6) -> Trainer:
+        batches = data.Batches((X, np.zeros(8, np.int32)), 8)
+        loss = lambda model, x, y: nn.cross_entropy(model(x), y)  # noqa: E731
+        model = nn.MLP((4, width, 2), key=0)
+        return Trainer(model, loss, optimizer or optim.adamw(0.1), batches)
+
+    saved = trainer().fit(tmp_path, steps=2, quiet=True).checkpoint
+    before = saved.read_bytes()
+    with pytest.raises(CheckpointError) as error:
+        trainer(**changes).fit(tmp_path, steps=4, quiet=True, resume=saved)
+    text = str(error.value)
+    assert "the state does not fit what it is loaded into\n" in text
+    assert text.endswith("was it saved with another model, optimizer or precision?")
+    assert saved.read_bytes() == before
+    assert trainer().fit(tmp_path, steps=4, quiet=True, resume=saved).steps == 4
