@@ -25,20 +25,15 @@ from eggpu.compiler.pipeline import Options
 from eggpu.compiler.schedule.plan import Plan
 from eggpu.compiler.schedule.target import Target
 from eggpu.compiler.text import print_graph
+from eggpu.runtime.lavapipe import cache_folder
 
 _LARGEST = 64 << 20  # bytes of a plan's constants that are still worth a file
 
 
 def folder() -> Path | None:
     """Where plans are kept; None when the cache is off."""
-    chosen = os.environ.get("EGGPU_CACHE_DIR")
-    if chosen == "":
-        return None
-    if chosen:
-        return Path(chosen) / "plans"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("eggpu", appauthor=False)) / "plans"
+    where = cache_folder()
+    return None if where is None else where / "plans"
 
 
 def key(graph: Graph, target: Target, options: Options) -> str:

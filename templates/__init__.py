@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from .bytecode import Kept
 from .protocol import Axis, Load, Store, StoreRow, swapped
 
 __all__ = ["Axis", "Load", "Store", "StoreRow", "number", "render", "swapped"]
@@ -58,6 +59,8 @@ _environment = Environment(
     lstrip_blocks=True,
     autoescape=False,
     keep_trailing_newline=True,
+    bytecode_cache=Kept(),
+    auto_reload=False,
 )
 _environment.filters["f32"] = number
 

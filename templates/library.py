@@ -24,6 +24,13 @@ def definitions() -> dict[str, str]:
     return found
 
 
+@cache
+def _calls(name: str) -> tuple[str, ...]:
+    """The other functions that one of lib/ calls."""
+    found = dict.fromkeys(_CALL.findall(definitions()[name]))
+    return tuple(called for called in found if called != name)
+
+
 def functions(text: str) -> str:
     """The definitions of the library functions that `text` needs, called ones first."""
     known, done = definitions(), dict[str, str]()
@@ -35,11 +42,10 @@ def functions(text: str) -> str:
             return
         if name not in known:
             raise KeyError(f"templates/lib has no function {name}")
-        for called in _CALL.findall(known[name]):
-            if called != name:
-                visit(called)
+        for called in _calls(name):
+            visit(called)
         done[name] = known[name]
 
-    for name in _CALL.findall(text):
+    for name in dict.fromkeys(_CALL.findall(text)):
         visit(name)
     return "\n".join(done.values())

@@ -406,7 +406,7 @@ def test_the_report_is_a_page_of_aligned_text(golden) -> None:
         nodes=2381,
         classes=1600,
         orbits=1138,
-        traced=Totals(154537.2e3, 1628, 1640, 679_440_000, 2_817_110_000),
+        how_traced=lambda: Totals(154537.2e3, 1628, 1640, 679_440_000, 2_817_110_000),
         greedy=Totals(83215.1e3, 151, 159, 182_070_000, 2_887_210_000),
         joint=Totals(79388.3e3, 156, 173, 175_100_000, 2_778_960_000),
         stored=355,

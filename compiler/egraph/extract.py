@@ -4,6 +4,7 @@ total cost."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from ..collector import no_collector
 from ..ir import Graph, Node, make
@@ -83,15 +84,15 @@ def _searched(draft: Draft, effort: Effort, color: list[int]) -> Search:
 def _report(
     search: Search, two_steps: Totals, graph: Graph, table: list[Choice]
 ) -> ExtractionReport:
-    p, d = search.p, search.draft
+    p, d, target = search.p, search.draft, search.draft.pricer.target
     computed = [c for c in p.live if d.inside[c] and d.kern[c] < 0]
     return ExtractionReport(
         name=graph.name,
-        target=d.pricer.target.name,
+        target=target.name,
         nodes=sum(len(p.candidates[c]) for c in p.live),
         classes=len(p.live),
         orbits=len(search.members),
-        traced=as_traced(graph, d.pricer.target),
+        how_traced=cache(lambda: as_traced(graph, target)),
         greedy=two_steps,
         joint=totals(d),
         stored=sum(k >= 0 for k in d.kern),
@@ -117,6 +118,7 @@ def _effort(rounds: int, classes: int) -> list[Effort]:
     ]
 
 
+@no_collector()
 def as_traced(graph: Graph, target: Target) -> Totals:
     """What the program costs when each op that computes is a kernel."""
     snapshot = from_nodes(list(graph.outputs))

@@ -3,7 +3,8 @@ it did."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from .explain import Choice
 from .plan import Draft
@@ -45,13 +46,18 @@ class ExtractionReport:
     nodes: int
     classes: int
     orbits: int
-    traced: Totals  # every op that computes its own kernel
+    how_traced: Callable[[], Totals] = field(compare=False, repr=False)
     greedy: Totals  # e-nodes chosen first, fused afterwards
     joint: Totals  # what was chosen
     stored: int  # classes
     inlined: int
     recomputed: int  # inlined in more than one kernel
     choices: tuple[Choice, ...]
+
+    @property
+    def traced(self) -> Totals:
+        """The program with every op that computes its own kernel; worked out when first asked."""
+        return self.how_traced()
 
     def __str__(self) -> str:
         return "\n".join(

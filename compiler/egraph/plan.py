@@ -10,8 +10,7 @@ cost of the draft is the sum of its kernels' prices.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import IRError
 from .graph import LEAF, VIEW, Problem
@@ -20,8 +19,7 @@ from .price import Priced, Pricer
 NEW = -1  # a kernel of its own, in Move.put
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A change to try: other e-nodes, classes no longer stored, classes stored by a kernel, classes
     stored by a new kernel together, kernels made one."""
 
@@ -32,8 +30,7 @@ class Move:
     merge: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A place in a draft's history to return to."""
 
     length: int
@@ -59,7 +56,7 @@ class Draft:
         self.cost, self.next_kernel, self.tick = 0.0, 0, 0
         self.must: dict[int, int] = {}  # classes that outputs of the program lie in
         self.chain: set[int] = set()  # the views between these and the outputs
-        self.log: list[tuple[Any, ...]] = []
+        self.log: list[tuple[str, Any, Any]] = []
         self.touched: set[int] = set()
         self.before = 0.0
         self.loss: tuple[float, float] | None = None
@@ -105,7 +102,7 @@ class Draft:
         self.kern[c] = k
 
     def link(self, k: int, priced: Priced) -> None:
-        self.log.append(("link", k))
+        self.log.append(("link", k, None))
         self._link(k, priced)
 
     def unlink(self, k: int) -> Priced:
@@ -151,24 +148,23 @@ class Draft:
 
     def rollback(self, mark: Mark) -> None:
         """Undo everything since `mark`, exactly."""
-        while len(self.log) > mark.length:
-            match self.log.pop():
-                case ("choose", c, n):
-                    self.choice[c] = n
-                case ("place", c, k):
-                    self.kern[c] = k
-                case ("link", k):
-                    self._unlink(k)
-                case ("unlink", k, priced):
-                    self._link(k, priced)
-                case ("rank", k, None):
-                    self.order.pop(k, None)
-                case ("rank", k, position):
-                    self.order[k] = position
-                case (_, must, chain):
-                    self.must, self.chain = must, chain
-                case _:
-                    raise AssertionError("an entry of the log has two or three parts")
+        log = self.log
+        while len(log) > mark.length:
+            what, a, b = log.pop()
+            if what == "place":
+                self.kern[a] = b
+            elif what == "link":
+                self._unlink(a)
+            elif what == "unlink":
+                self._link(a, b)
+            elif what == "choose":
+                self.choice[a] = b
+            elif what == "roots":
+                self.must, self.chain = a, b
+            elif b is None:
+                self.order.pop(a, None)
+            else:
+                self.order[a] = b
         self.cost, self.next_kernel, self.tick = mark.cost, mark.next_kernel, mark.tick
 
     # -- the order of kernels
@@ -176,14 +172,17 @@ class Draft:
 
     def sort(self, changed: Iterable[int]) -> bool:
         """Bring kernels with new edges into order; False when there is a cycle."""
-        return all(
-            self._after(a, b)
-            for k in changed
-            for a, b in (
-                *((self.kern[o], k) for o in self.kernels[k].operands if self.kern[o] >= 0),
-                *((k, q) for c in self.kernels[k].outs for q in sorted(self.readers[c])),
-            )
-        )
+        kern, order = self.kern, self.order
+        for k in changed:
+            for o in self.kernels[k].operands:
+                a = kern[o]
+                if a >= 0 and (a == k or order[a] >= order[k]) and not self._after(a, k):
+                    return False
+            for c in self.kernels[k].outs:
+                for q in sorted(self.readers[c]):
+                    if (q == k or order[k] >= order[q]) and not self._after(k, q):
+                        return False
+        return True
 
     def _after(self, a: int, b: int) -> bool:
         """Move b and what follows it behind a; False when a follows b."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..schedule.target import Target
 from .anchor import Anchor, AnchorCost, anchor_cost
@@ -35,31 +35,30 @@ class Priced(NamedTuple):
     flops: float
 
 
-class _Walk:
+class _Walk(NamedTuple):
     """A body that was walked, and what tells that walking again would find the same."""
 
-    __slots__ = ("_choice", "_chosen", "_inside", "_stored", "priced")
+    priced: Priced | None
+    choice: itemgetter[Any]  # of its classes, the first once more, so that it is a tuple
+    chosen: tuple[int, ...]
+    inside: itemgetter[Any] | None  # where the classes that it may not store are stored
+    stored: itemgetter[Any] | None  # where its operands are
 
-    def __init__(
-        self,
-        chosen: tuple[int, ...],
-        classes: Sequence[int],
-        inside: Sequence[int],
-        stored: Sequence[int],
-        priced: Priced | None,
-    ) -> None:
-        self.priced = priced
-        self._chosen = (*chosen, chosen[0])
-        self._choice = itemgetter(*classes, classes[0])
-        self._inside = itemgetter(*inside, inside[0]) if inside else None
-        self._stored = itemgetter(*stored, stored[0]) if stored else None
 
-    def holds(self, choice: Sequence[int], kern: Sequence[int]) -> bool:
-        return (
-            self._choice(choice) == self._chosen
-            and (self._inside is None or max(self._inside(kern)) < 0)
-            and (self._stored is None or min(self._stored(kern)) >= 0)
-        )
+def _walk(
+    chosen: Sequence[int],
+    classes: Sequence[int],
+    inside: Sequence[int],
+    stored: Sequence[int],
+    priced: Priced | None,
+) -> _Walk:
+    return _Walk(
+        priced,
+        itemgetter(*classes, classes[0]),
+        (*chosen, chosen[0]),
+        itemgetter(*inside, inside[0]) if inside else None,
+        itemgetter(*stored, stored[0]) if stored else None,
+    )
 
 
 class _Alike:
@@ -129,9 +128,13 @@ class Pricer:
             return None
         outs = tuple(outs)
         seen = self._seen.setdefault(outs, [])
-        for walk in seen:
-            if walk.holds(choice, kern):
-                return walk.priced
+        for priced, chosen_of, chosen, inside_of, stored_of in seen:
+            if (
+                (stored_of is None or min(stored_of(kern)) >= 0)
+                and (inside_of is None or max(inside_of(kern)) < 0)
+                and chosen_of(choice) == chosen
+            ):
+                return priced
         walked = self.legality.walk(outs, choice, kern)
         if walked is None:
             return None
@@ -139,7 +142,7 @@ class Pricer:
         inside = [c for c in classes if c not in outs]
         stored = [c for c in operands if self.p.role[choice[c]] != LEAF]
         priced = self._shaped(outs, classes, operands, choice)
-        seen.insert(0, _Walk(tuple([choice[c] for c in classes]), classes, inside, stored, priced))
+        seen.insert(0, _walk([choice[c] for c in classes], classes, inside, stored, priced))
         del seen[REMEMBERED:]
         return priced
 

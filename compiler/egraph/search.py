@@ -308,14 +308,11 @@ class Search:
         n = d.choice[c]
         if n < 0:
             return None
-        outs = sorted(self.color[o] for q in d.inside[c] for o in d.kernels[q].outs)
-        return (
-            d.kern[c] >= 0,
-            p.label[n],
-            tuple(self.color[k] for k in p.kids[n]),
-            len(d.readers[c]),
-            tuple(outs),
-        )
+        color, kernels = self.color, d.kernels
+        outs = [color[o] for q in d.inside[c] for o in kernels[q].outs]
+        outs.sort()
+        kids = tuple([color[k] for k in p.kids[n]])
+        return d.kern[c] >= 0, p.label[n], kids, len(d.readers[c]), tuple(outs)
 
     def _role(self, c: int) -> int:
         return self.p.role[self.draft.choice[c]] if self.draft.choice[c] >= 0 else -1

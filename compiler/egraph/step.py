@@ -50,6 +50,14 @@ class Step:
             self.outs[k] = list(priced.outs) if priced else []
         self.dirty.add(k)
 
+    def touch_all(self, kernels: set[int]) -> None:
+        outs = self.outs
+        for k in kernels:
+            if k not in outs:
+                priced = self.old[k] = self.draft.kernels.get(k)
+                outs[k] = list(priced.outs) if priced else []
+        self.dirty |= kernels
+
     def store(self, c: int, k: int) -> None:
         """Let kernel k store class c; -1: nobody."""
         d = self.draft
@@ -61,10 +69,8 @@ class Step:
             self.touch(k)
             self.outs[k].append(c)
         d.place(c, k)
-        for q in d.inside[c]:
-            self.touch(q)
-        for q in d.readers[c]:
-            self.touch(q)
+        self.touch_all(d.inside[c])
+        self.touch_all(d.readers[c])
 
     def apply(self, move: Move) -> bool:
         d, role = self.draft, self.draft.p.role
@@ -72,8 +78,7 @@ class Step:
         for c, n in move.flips:
             d.choose(c, n)
         for c, n in move.flips:
-            for q in d.inside[c]:
-                self.touch(q)
+            self.touch_all(d.inside[c])
             if not self._anchor(c) or not all(self.revive(k) for k in d.p.kids[n]):
                 return False
         if self.flipped & d.chain and not self._move_roots():
