@@ -95,12 +95,15 @@ class Report:
 
     def kernel(self, which: int | str) -> KernelReport:
         """The kernel of a number, or the last one that writes the buffer of that name: a result's
-        ("out0") or a scratch value's ("t3"). Raises KeyError.
+        ("result", or "0" of several) or a scratch value's ("t3"). Raises KeyError.
         """
         found = [k for k in self.kernels if which == k.number or which in k.writes]
         if not found:
             written = ", ".join(dict.fromkeys(w for k in self.kernels for w in k.writes))
-            raise KeyError(f"no kernel {which!r}; buffers that kernels write: {written}")
+            raise KeyError(
+                f"no kernel {which!r}; there are 0 to {len(self.kernels) - 1}; "
+                f"buffers that kernels write: {written}"
+            )
         return found[-1]
 
     def at(self, line: str) -> tuple[KernelReport, ...]:

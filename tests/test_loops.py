@@ -181,7 +181,9 @@ def test_errors_name_the_leaf() -> None:
     assert error(lambda c, r: ((c, r), r), x[0], x).startswith(
         "scan needs a function that keeps the structure of the carry, which differs in carry"
     )
-    assert error(lambda c, r: c, 0, x) == "scan needs a function that gives (carry, y), got an Array"
+    assert (
+        error(lambda c, r: c, 0, x) == "scan needs a function that gives (carry, y), got an Array"
+    )
     assert error(lambda c, r: (c, r), 0, {"a": x, "b": x[1:]}) == (
         "scan needs as many rows in each array: xs.a has 4, xs.b has 3"
     )

@@ -163,7 +163,7 @@ def test_kernels_have_lines_rules_and_results():
     assert report.kernel(0).number == 0
     assert all(k.writes for k in report.kernels)
     assert report.kernel(report.kernels[-1].writes[0]) is report.kernels[-1]
-    with pytest.raises(KeyError, match="no kernel 'nothing'; buffers that kernels write"):
+    with pytest.raises(KeyError, match=r"no kernel .nothing.; there are 0 to \d+; buffers that"):
         report.kernel("nothing")
     known = {r.name.partition("@")[0] for r in eg.rules.list()} | {"constant"}
     assert {r for k in report.kernels for r in k.rules} <= known

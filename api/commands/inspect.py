@@ -9,7 +9,7 @@ import eggpu as eg
 from eggpu.commands import compile as compile_
 from eggpu.report import Report
 
-_EXAMPLE = "eggpu inspect model.py:loss --arg f32[8,64] --arg model.py:weights --kernel out0"
+_EXAMPLE = "eggpu inspect model.py:loss --arg f32[8,64] --arg model.py:weights --kernel 0"
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
