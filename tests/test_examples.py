@@ -29,6 +29,24 @@ def test_cnn(tmp_path: Path) -> None:
     assert (tmp_path / "best.safetensors").is_file()
 
 
+def test_mlp() -> None:
+    assert example("mlp").main(100) > 0.8  # guessing: 0.1
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "steps"), [("resnet", 50), ("vit", 200)])
+def test_other_classifiers(name: str, steps: int, tmp_path: Path) -> None:
+    assert example(name).main(steps, tmp_path) > 0.3
+    assert (tmp_path / "best.safetensors").is_file()
+
+
+@pytest.mark.timeout(300)
+def test_gpt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    assert example("gpt").main(16, (str(tmp_path / "text.txt"),), tmp_path) < 2.0
+    assert "nats a character" in capsys.readouterr().out
+
+
 @pytest.mark.timeout(300)
 def test_autoencoder(tmp_path: Path) -> None:
     assert example("autoencoder").main(3, tmp_path).read_bytes().startswith(b"\x89PNG")
