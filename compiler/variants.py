@@ -23,8 +23,9 @@ _TILED = (Kind.CONTRACT, Kind.TUPLE, Kind.REDUCE)  # kernels of these have choic
 
 def group_key(group: Group) -> str:
     """Names what a group computes, up to the identity of what it reads."""
-    nodes = [*(o for o in group.operands if o not in group.outputs), *body(group)]
-    return hashlib.sha256(repr(structure(group, nodes)).encode()).hexdigest()[:24]
+    operands = [o for o in group.operands if o not in group.outputs]
+    text = repr(structure(group, [*operands, *body(group)], len(operands)))
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def worth_timing(groups: Sequence[Group | LoopGroup], launch: float) -> dict[str, Group]:

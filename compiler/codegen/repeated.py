@@ -23,8 +23,9 @@ class Repeated:
         self._known: dict[Hashable, tuple[list[Node], list[KernelSource]]] = {}
 
     def __call__(self, group: Group, target: Target) -> list[KernelSource]:
-        nodes = [*(o for o in group.operands if o not in group.outputs), *body(group)]
-        key = (target, structure(group, nodes))
+        operands = [o for o in group.operands if o not in group.outputs]
+        nodes = [*operands, *body(group)]
+        key = (target, structure(group, nodes, len(operands)))
         found = self._known.get(key)
         if found is None:
             kernels = self._lower(group, target)
@@ -44,11 +45,10 @@ class Repeated:
         ]
 
 
-def structure(group: Group, nodes: list[Node]) -> Hashable:
-    """A group up to the identity of what it reads: ops, wiring, types, outputs and which operands
-    are equal leaves."""
+def structure(group: Group, nodes: list[Node], operands: int) -> Hashable:
+    """A group up to the identity of what it reads, its first `operands` nodes: ops, wiring, types,
+    outputs and which operands are equal leaves."""
     number = {n: i for i, n in enumerate(nodes)}
-    operands = len(nodes) - len(body(group))
     rows = []
     for i, n in enumerate(nodes):
         if i < operands:

@@ -162,7 +162,8 @@ class Pricer:
         if known is None or known.body is classes:
             return known
         anchor = -1 if known.anchor < 0 else classes[known.body.index(known.anchor)]
-        return known._replace(outs=outs, body=classes, operands=operands, anchor=anchor)
+        _, _, _, cost, pattern, _, *rest = known
+        return Priced(outs, classes, operands, cost, pattern, anchor, *rest)
 
     def anchor(self, a: Anchor) -> AnchorCost | None:
         """What a heavy op costs; None when there is no kernel for its shape."""
