@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from eggpu.compiler.pipeline import Compilation, MemoryPrice
 from eggpu.compiler.schedule.plan import Binding, Kernel, Plan
 from eggpu.compiler.schedule.rounds import Loops
+from eggpu.compiler.schedule.selection import Group, body
 
 if TYPE_CHECKING:
-    from eggpu.compiler.egraph.explain import Choice
+    from eggpu.compiler.egraph.explain import Choice, Other
     from eggpu.compiler.egraph.near import NearMiss
     from eggpu.compiler.egraph.outcome import Totals
 
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class KernelReport:
     """One dispatch. `reads` and `writes` are the plan's buffers, `lines` the user's lines that it
-    computes, `rules` the rewrite rules that made e-nodes of it (none: it is as it was written).
+    computes, `rules` the rewrite rules that made e-nodes of it (none: it is as it was written),
+    `choices` what it computes in a form that had alternatives, and what each of these would cost
+    the whole program (of up to 240 alternatives, matrix products and reductions first; none for a
+    kernel inside a loop, whose choices are among the report's).
     """
 
     number: int
@@ -37,6 +41,7 @@ class KernelReport:
     nbytes: int  # read and written
     flops: int
     runs: int = 1  # in a call: more in a loop
+    choices: tuple[Choice, ...] = ()
 
     def __str__(self) -> str:
         parts = [
@@ -49,7 +54,21 @@ class KernelReport:
             f"  predicted  {self.predicted_us:.1f} us, {self.nbytes / 1e6:.3f} MB, "
             f"{self.flops / 1e6:.3f} MFLOP{f', {self.runs} times' if self.runs > 1 else ''}",
         ]
+        for choice in self.choices:
+            parts.append(f"  chosen     {choice.chosen} for {choice.type}")
+            parts += [f"    not      {_lost(other)}" for other in choice.others]
         return "\n".join(parts)
+
+
+def _lost(other: Other) -> str:
+    """`dot(div, input): 153.8 us more (+2 dispatches, +0.532 MB)`."""
+    if other.loss is None:
+        return f"{other.text}: {other.why}"
+    if other.loss < 0:
+        return (
+            f"{other.text}: {-other.loss / 1e3:.1f} us less, which the search missed ({other.why})"
+        )
+    return f"{other.text}: {other.loss / 1e3:.1f} us more ({other.why})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +112,20 @@ class Report:
     egraph: str = ""  # the text of the dump file 2-egraph.txt
     memory: MemoryPrice | None = None  # what the option max_memory costs
 
+    @property
+    def bytes_before(self) -> int:
+        """Bytes that the program moves as it was traced, a kernel an op; 0 without optimization."""
+        return self.traced.nbytes if self.traced else 0
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes that the chosen kernels move by the same count; 0 without optimization."""
+        return self.joint.nbytes if self.joint else 0
+
+    def data(self) -> dict[str, Any]:
+        """The whole report in dicts, tuples, numbers and texts, as in a dump's report.json."""
+        return {**asdict(self), "bytes_before": self.bytes_before, "bytes_after": self.bytes_after}
+
     def kernel(self, which: int | str) -> KernelReport:
         """The kernel of a number, or the last one that writes the buffer of that name: a result's
         ("result", or "0" of several) or a scratch value's ("t3"). Raises KeyError.
@@ -118,7 +151,7 @@ class Report:
 
 def report(compilation: Compilation) -> Report:
     """The report of a compilation."""
-    kernels = kernel_reports(compilation.plan)
+    kernels = explained_kernels(compilation)
     name, target = compilation.plan.name, compilation.target.name
     parts = [(p.times, p.egraph, p.extraction) for p in compilation.parts]
     parts = [(n, found, chosen) for n, found, chosen in parts if found and chosen]
@@ -177,6 +210,42 @@ def kernel_reports(plan: Plan) -> tuple[KernelReport, ...]:
     """What each kernel of a plan computes, from which lines and by which rules."""
     each = enumerate(zip(plan.kernels, Loops(plan).runs(), strict=True))
     return tuple(_kernel(plan, k, number, runs) for number, (k, runs) in each)
+
+
+_MOST = 240  # alternatives that are tried for the kernels of a part
+
+
+def explained_kernels(compilation: Compilation) -> tuple[KernelReport, ...]:
+    """Kernels with all lines that they stand for, and the alternatives of what they compute."""
+    kernels = list(kernel_reports(compilation.plan))
+    for part in compilation.parts:
+        explainer = part.extraction.explainer if part.extraction else None
+        if explainer is None:
+            continue
+        class_of = part.selection.classes
+        groups = {g: k for k, made in enumerate(compilation.made) for g in made}
+        mine = [g for g in part.selection.groups if isinstance(g, Group) and g in groups]
+        stored = {class_of[o] for g in mine for o in g.outputs if o in class_of}
+        chosen: dict[int, Choice] = {}
+        for classes, choice in explainer.choices(_MOST):
+            chosen |= dict.fromkeys(classes, choice)
+        for group in mine:
+            k = groups[group]
+            outs = [class_of[o] for o in group.outputs if o in class_of]
+            lines = explainer.lines(part.graph, outs, stored)
+            inside = [class_of[n] for n in body(group) if n in class_of]
+            found = [chosen[c] for c in reversed(inside) if c in chosen]
+            kernels[k] = replace(
+                kernels[k],
+                lines=tuple(sorted({*kernels[k].lines, *lines}, key=_by_number)),
+                choices=tuple(dict.fromkeys((*kernels[k].choices, *found))),
+            )
+    return tuple(kernels)
+
+
+def _by_number(line: str) -> tuple[str, int]:
+    name, _, number = line.rpartition(":")
+    return name, int(number) if number.isdecimal() else 0
 
 
 def _kernel(plan: Plan, kernel: Kernel, number: int, runs: int) -> KernelReport:

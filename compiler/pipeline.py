@@ -126,6 +126,7 @@ class Compilation:
     plan: Plan
     seconds: dict[str, float] = field(default_factory=dict)
     memory_price: MemoryPrice | None = None  # of the option max_memory
+    made: tuple[tuple[Group, ...], ...] = ()  # the groups of each kernel, see schedule.assemble
 
     @property
     def selection(self) -> Selection:
@@ -183,13 +184,16 @@ def compile_graph(
             passes.lower = ranked(tuner(selection, target))
     # kernels in WGSL, memory, and a last check of every hazard and limit
     with timed(seconds, "lower"):
-        plan = assemble(selection, target, passes.lower, merge and options.optimize)
+        plan = assemble(
+            selection, target, passes.lower, merge and options.optimize, made=passes.made
+        )
     parts = tuple(passes.parts)
     if merge and options.max_memory is not None:
         plan, parts, price = _within(options.max_memory, passes, program, selection, plan)
     with timed(seconds, "check"):
         verify_plan(plan, target)
-    return Compilation(trace or graph, graph, target, options, parts, plan, seconds, price)
+    made = passes.made.get(id(plan), ())
+    return Compilation(trace or graph, graph, target, options, parts, plan, seconds, price, made)
 
 
 def _within(
@@ -209,7 +213,9 @@ def _within(
         chosen = selection if dear == 1.0 else passes.select(program, dear)
         try:
             with timed(passes.seconds, "lower"):
-                less = assemble(chosen, passes.target, passes.lower, max_memory=most)
+                less = assemble(
+                    chosen, passes.target, passes.lower, max_memory=most, made=passes.made
+                )
             found.append((_ns(less), less, tuple(passes.parts)))
         except TooLittleMemory as error:
             refused.append(error)
@@ -256,6 +262,7 @@ class _Passes:
         self.target, self.options = target, options
         self.seconds: dict[str, float] = {}
         self.parts: list[Chosen] = []
+        self.made: dict[int, tuple[tuple[Group, ...], ...]] = {}
         self.lower = Repeated(lower)
         self._dear = 1.0
         self._bodies: dict[Loop, Compilation] = {}

@@ -412,7 +412,7 @@ def test_the_report_is_a_page_of_aligned_text(golden) -> None:
         stored=355,
         inlined=727,
         recomputed=169,
-        choices=(choice,),
+        how_chosen=lambda: (choice,),
     )
     golden(str(report))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 
 import numpy as np
@@ -174,6 +175,89 @@ def test_a_kernel_that_a_rule_made_names_it():
         np.zeros((2, 2, 256, 32), np.float32)] * 3)  # fmt: skip
     made = {r for k in report.kernels if "attention" in k.name for r in k.rules}
     assert "attention" in made
+
+
+def test_a_kernel_has_all_its_lines_and_what_it_won_over():
+    def model(q, k, v):
+        scores = q @ k.swapaxes(-1, -2) * 0.125
+        p = softmax(scores, -1)
+        return p @ v
+
+    report = report_of(model, *LARGE)
+    (kernel,) = report.kernels
+    assert kernel.lines == tuple(
+        f"test_report.py:{line_of(model, text)}" for text in ("scores =", "p =", "return")
+    )
+    (choice,) = kernel.choices
+    assert choice.chosen.startswith("attention(")
+    (other,) = choice.others
+    assert other.text == "dot(div, input)"
+    assert other.loss > 0
+    assert "dispatches" in other.why
+    assert "MB" in other.why
+    told = f"not      {other.text}: {other.loss / 1e3:.1f} us more ({other.why})"
+    assert told in str(kernel)
+    assert report.bytes_before > 2 * report.bytes_after > 0
+
+
+def test_lines_end_where_another_kernel_starts():
+    def model(q, k, v):
+        p = softmax(q @ T(k), -1)
+        return p, p @ v
+
+    report = report_of(model, *LARGE)
+    last = report.kernel(report.kernels[-1].writes[0])
+    assert last.lines == (f"test_report.py:{line_of(model, 'return')}",)
+    first = report.kernel("out0") if "out0" in report.kernels[0].writes else report.kernels[0]
+    assert f"test_report.py:{line_of(model, 'p =')}" in first.lines
+
+
+def test_every_kernel_of_a_training_step_says_why():
+    model = nn.GPT(vocab=32, layers=1, width=16, heads=2, context=8, key=eg.random.key(0))
+
+    def step(model, x, y):
+        return eg.value_and_grad(lambda m: nn.cross_entropy(m(x), y))(model)
+
+    ids = np.zeros((2, 8), np.int32)
+    compiled = eg.compile(step, cache=False)
+    compiled.compile(model, ids, ids)
+    report = compiled.report
+    assert all(k.lines and k.predicted_us > 0 for k in report.kernels)
+    assert any(k.rules for k in report.kernels)
+    told = [c for k in report.kernels for c in k.choices]
+    assert len(told) > 5
+    assert all(o.why for c in told for o in c.others)
+    illegal = [o.why for c in told for o in c.others if o.loss is None]
+    assert all(
+        w.startswith(("no kernel of ", "it reads stored", "its operands", "its kernels"))
+        for w in illegal
+    )
+    assert report.stored > 0
+    assert report.inlined > 0
+    assert report == compiled.report
+
+
+def test_loops_and_limits_have_kernels_with_reasons():
+    def looped(q, k, v):
+        return eg.scan(lambda c, _: (softmax(c @ T(k), -1) @ v, None), q, length=3)[0] @ T(k)
+
+    report = report_of(looped, *LARGE)
+    assert max(k.runs for k in report.kernels) == 3
+    assert all(k.lines for k in report.kernels)
+    assert report_of(attend, *LARGE, max_memory=64 << 20).kernels[0].choices
+
+
+def test_a_dump_has_the_reasons_as_text_and_as_data(tmp_path):
+    compiled = eg.compile(attend, cache=False)
+    folder = compiled.dump(tmp_path / "out", *LARGE)
+    text = (folder / "5-kernels.txt").read_text()
+    data = json.loads((folder / "report.json").read_text())
+    report = compiled.report
+    assert text.rstrip() == "\n".join(map(str, report.kernels))
+    assert text.rstrip() in compiled.explain(*LARGE)
+    assert data["kernels"][0]["choices"][0]["others"][0]["why"]
+    assert data["bytes_before"] == report.traced.nbytes == data["traced"]["nbytes"]
+    assert (data["stored"], data["inlined"]) == (report.stored, report.inlined)
 
 
 def test_data_and_text_agree():

@@ -3,8 +3,12 @@ program."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+from ..collector import no_collector
+from ..ir import Graph, Kind
 from .anchor import Anchor
 from .graph import ANCHORS, GET, MOVES, TUP, Problem
 from .plan import Draft, Move
@@ -37,8 +41,42 @@ class Choice:
     others: tuple[Other, ...]
 
 
-def choices(search: Search, most: int) -> list[Choice]:
-    """The choices of a finished search that matter; at most `most` alternatives are tried.
+class Explainer:
+    """Answers about a finished search, worked out when they are asked for and then kept."""
+
+    def __init__(self, search: Search) -> None:
+        self._search, self._lock = search, threading.Lock()
+        self._known: dict[int, list[tuple[list[int], Choice]]] = {}
+        search.draft.pricer.forget()
+
+    def choices(self, most: int) -> list[tuple[list[int], Choice]]:
+        """See `choices`."""
+        with self._lock, no_collector():
+            if most not in self._known:
+                self._known[most] = choices(self._search, most)
+            return self._known[most]
+
+    def lines(self, graph: Graph, outs: Iterable[int], stored: Container[int]) -> set[str]:
+        """The user's lines of what the traced program computes for classes `outs`, down to the
+        classes that are stored."""
+        class_of = self._search.p.snapshot.class_of
+        found: set[str] = set()
+        wanted = set(outs)
+        stack = [n for n in graph.sources if class_of.get(n) in wanted]
+        seen = set(stack)
+        while stack:
+            node = stack.pop()
+            if node.kind is not Kind.INPUT:
+                found.add(graph.sources.get(node, ""))
+            new = [o for o in node.operands if o not in seen and class_of.get(o) not in stored]
+            seen.update(new)
+            stack += new
+        return found - {""}
+
+
+def choices(search: Search, most: int) -> list[tuple[list[int], Choice]]:
+    """The choices of a finished search that matter, each with the classes that it stands for; at
+    most `most` alternatives are tried.
 
     Those about contractions, reductions and ops with several results come first, then large values
     first. Classes that look alike in a line of text are one choice.
@@ -47,7 +85,7 @@ def choices(search: Search, most: int) -> list[Choice]:
     alike: dict[tuple[str, ...], list[int]] = {}
     for c in _decided(search):
         alike.setdefault((repr(p.snapshot.types[c]), *_texts(d, c)), []).append(c)
-    found: list[Choice] = []
+    found: list[tuple[list[int], Choice]] = []
     for (type_, chosen, *_), classes in alike.items():
         if most <= 0:
             break
@@ -56,7 +94,7 @@ def choices(search: Search, most: int) -> list[Choice]:
         most -= len(tried)
         others = [o for o in tried if _counts(p, o, c, LITTLE * d.cost)]
         if others:
-            found.append(Choice(c, type_, len(classes), chosen, tuple(others)))
+            found.append((classes, Choice(c, type_, len(classes), chosen, tuple(others))))
     return found
 
 
@@ -109,9 +147,9 @@ def _forced(search: Search, c: int, n: int) -> Other:
     mark = d.mark()
     before = _sums(d)
     legal = trial(d, all_results(d, c, n), force=True)
-    loss, why = None, "no legal kernels"
-    if not legal and p.role[n] == GET:
-        why = _unfit(search, n)
+    loss, why = None, ""
+    if not legal:
+        why = _unfit(search, n) if p.role[n] == GET else _illegal(d)
     if legal:
         touched = set(d.touched)
         search.descend(sorted(x for x in touched if d.kern[x] >= 0), touched)
@@ -120,6 +158,17 @@ def _forced(search: Search, c: int, n: int) -> Other:
             why = f"values too large for a binding, {why}"
     d.rollback(mark)
     return Other(text, loss, why, is_view)
+
+
+def _illegal(d: Draft) -> str:
+    """Why the move that was just tried gave no program."""
+    p = d.p
+    made = (p.candidates[p.kids[n][0]][0] if p.role[n] == GET else n for n in d.refused)
+    names = list(dict.fromkeys(p.name(n) for n in made))
+    if not names:
+        return "its kernels would wait for each other, or too many would change"
+    together = " at once" if len(names) > 1 else " with what it would be computed from"
+    return f"no kernel of {d.pricer.target.name} can compute {' and '.join(names)}{together}"
 
 
 def _unfit(search: Search, n: int) -> str:

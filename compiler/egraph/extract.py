@@ -11,7 +11,7 @@ from ..ir import Graph, Node, make
 from ..ops.move import reshape
 from ..schedule.selection import Group, Selection, stored_base
 from ..schedule.target import Target
-from .explain import Choice, choices
+from .explain import Explainer
 from .graph import VIEW, Problem, problem
 from .greedy import greedy, node_costs
 from .moves import MoveKind
@@ -46,7 +46,7 @@ def extract(
         if dear != 1.0:
             search.draft.priced_by(Pricer(p, target))
         selection = decode(search.draft, graph)
-        report = _report(search, two_steps, graph, choices(search, explain))
+        report = _report(search, two_steps, graph, explain)
     return selection, report
 
 
@@ -81,10 +81,9 @@ def _searched(draft: Draft, effort: Effort, color: list[int]) -> Search:
     return search
 
 
-def _report(
-    search: Search, two_steps: Totals, graph: Graph, table: list[Choice]
-) -> ExtractionReport:
+def _report(search: Search, two_steps: Totals, graph: Graph, explain: int) -> ExtractionReport:
     p, d, target = search.p, search.draft, search.draft.pricer.target
+    explainer = Explainer(search)
     computed = [c for c in p.live if d.inside[c] and d.kern[c] < 0]
     return ExtractionReport(
         name=graph.name,
@@ -98,7 +97,8 @@ def _report(
         stored=sum(k >= 0 for k in d.kern),
         inlined=len(computed),
         recomputed=sum(len(d.inside[c]) > 1 for c in computed),
-        choices=tuple(table),
+        how_chosen=lambda: tuple(choice for _, choice in explainer.choices(explain)),
+        explainer=explainer,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .explain import Choice
+from .explain import Choice, Explainer
 from .plan import Draft
 
 
@@ -52,7 +52,13 @@ class ExtractionReport:
     stored: int  # classes
     inlined: int
     recomputed: int  # inlined in more than one kernel
-    choices: tuple[Choice, ...]
+    how_chosen: Callable[[], tuple[Choice, ...]] = field(compare=False, repr=False)
+    explainer: Explainer | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Classes with alternatives and what these would cost; worked out when first asked."""
+        return self.how_chosen()
 
     @property
     def traced(self) -> Totals:

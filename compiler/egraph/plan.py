@@ -60,6 +60,8 @@ class Draft:
         self.touched: set[int] = set()
         self.before = 0.0
         self.loss: tuple[float, float] | None = None
+        # the e-nodes that the kernel stores which made the last move illegal, if one did
+        self.refused: list[int] = []
         self.find_roots()
 
     def priced_by(self, pricer: Pricer) -> None:

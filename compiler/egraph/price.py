@@ -119,6 +119,10 @@ class Pricer:
         self._seen: dict[tuple[int, ...], list[_Walk]] = {}
         self._anchors: dict[Anchor, AnchorCost | None] = {}
 
+    def forget(self) -> None:
+        """Drop what makes further prices faster, most of the memory that a pricer takes."""
+        self._seen.clear()
+
     def price(
         self, outs: Sequence[int], choice: Sequence[int], kern: Sequence[int]
     ) -> Priced | None:

@@ -18,7 +18,7 @@ def trial(draft: Draft, move: Move, force: bool = False, least: float = EPSILON)
     mark = draft.mark()
     limit = math.inf if force else mark.cost - least
     step = Step(draft, limit)
-    draft.loss = None
+    draft.loss, draft.refused = None, []
     if step.apply(move) and step.settle():
         if draft.cost >= limit:
             step.lose(draft.cost - mark.cost)
@@ -215,6 +215,7 @@ class Step:
         for k in batch:
             new[k] = d.pricer.price(self.outs[k], d.choice, d.kern) if self.outs[k] else None
             if new[k] is None and self.outs[k]:
+                d.refused = [d.choice[c] for c in self.outs[k]]
                 return None
         return new
 

@@ -28,6 +28,8 @@ from .target import Target
 from .times import Times, parts_of
 
 Place = tuple[str, int] | tuple[str, int, int]
+Made = tuple[tuple[Group, ...], ...]
+"""For each kernel of a plan the groups that it computes; () for a kernel of a loop's body."""
 
 
 def assemble(
@@ -36,6 +38,7 @@ def assemble(
     lower: Lower,
     merge: bool = True,
     max_memory: int | None = None,
+    made: dict[int, Made] | None = None,
 ) -> Plan:
     """The plan of a selection; `lower` gives the kernels of a group.
 
@@ -43,9 +46,10 @@ def assemble(
     scratch early, the one that needs least memory is taken. Independent kernels of one form are
     merged where that takes little memory (with `merge`). Raises CompileError when a value is too
     large for the target, and when `max_memory` bytes are too few for a call, even where values are
-    computed again instead of kept.
+    computed again instead of kept. `made` is given the groups of each kernel, by the id of a plan.
     """
     program = Program(selection, target, lower)
+    program.made = made
     plain = _smallest(program, target)
     merged = _with_merged(program, plain, target) if merge else None
     plan = (merged or plain).plan()
@@ -280,11 +284,15 @@ class _Memory:
         time = Times(program.groups, self.kept, self.launch)
         kernels: list[Kernel] = []
         loops: list[Repeat] = []
+        made: list[tuple[Group, ...]] = []
+        of = program.groups
         for step in self.kept:
             if isinstance(step.source, LoopSource):
                 self._embed(step.source, table, kernels, loops)
+                made += [()] * (len(kernels) - len(made))
             else:
                 kernels.append(self._kernel(step, step.source, table, time(step)))
+                made.append(tuple(g for p in parts_of(step) if isinstance(g := of[p.group], Group)))
         scratch = sum(aligned(program.values[i].nbytes, self.alignment) for i in self.slot_of)
         plan = Plan(
             name=graph.name,
@@ -300,7 +308,10 @@ class _Memory:
             loops=tuple(loops),
             packs=tuple(self.packs),
         )
-        return with_images(opened(plan), ahead)
+        plan = with_images(opened(plan), ahead)
+        if program.made is not None and len(plan.kernels) == len(made):
+            program.made[id(plan)] = tuple(made)
+        return plan
 
     def _embed(
         self, source: LoopSource, table: _Buffers, kernels: list[Kernel], loops: list[Repeat]

@@ -65,6 +65,7 @@ class Program:
         self.made_by = selection.made_by
         self.groups = list(selection.groups)
         self.values: list[Array] = []
+        self.made: dict[int, tuple[tuple[Group, ...], ...]] | None = None  # see `assemble`
         self._number: dict[Stored, int] = {}
         self.inputs = self._inputs(self.graph)
         self.results = self._results(self.graph)
