@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         )
     old = profiles.load(target.name, target.driver, target.backend)
     profile = profiles.settled(profile_of(fits, target.profile), old)
-    kept = profiles.store(target, profile)
     print("  " + ", ".join(f"{name} {value:g}" for name, value in asdict(profile).items()))
+    kept = profiles.store(target, profile)
     print(f"{time.perf_counter() - start:.0f} s; " + (f"kept in {kept}" if kept else "not kept"))
     return 0

@@ -18,7 +18,7 @@ from eggpu.train.callbacks import Best, CSVLog
 from eggpu.train.images import options
 from eggpu.train.loop import fit
 from eggpu.train.progress import display
-from eggpu.train.run import Result, Run, positive, settings
+from eggpu.train.run import Result, Run, below_one, not_negative, positive, settings
 from eggpu.train.trainer import Trainer
 
 STEPS = 1500  # unless told otherwise
@@ -44,6 +44,8 @@ class BERTConfig:
 
     def __post_init__(self) -> None:
         positive(self, *_SHAPE, "batch", "hidden", "lr", "clip")
+        not_negative(self, "seed", "weight_decay")
+        below_one(self, "hidden")
 
     @property
     def guesses(self) -> int:

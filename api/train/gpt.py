@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eggpu import nn
-from eggpu.train.run import Result, Run, positive
+from eggpu.train.run import Result, Run, not_negative, positive
 from eggpu.train.sample import sample_text
 from eggpu.train.text import MINUTES as MINUTES
 from eggpu.train.text import STEPS as STEPS
@@ -34,6 +34,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         positive(self, *_SHAPE, "batch", "lr", "clip")
+        not_negative(self, "seed", "weight_decay")
 
 
 def _build(config: GPTConfig, characters: int) -> nn.GPT:

@@ -18,7 +18,7 @@ from eggpu.train.callbacks import Best, CSVLog
 from eggpu.train.loop import fit
 from eggpu.train.pictures import grid, write_png
 from eggpu.train.progress import display
-from eggpu.train.run import Result, Run, TrainingError, positive, settings
+from eggpu.train.run import Result, Run, TrainingError, below_one, not_negative, positive, settings
 from eggpu.train.trainer import Trainer
 
 STEPS = {"cnn": 600, "resnet": 600, "vit": 1500, "autoencoder": 800}  # unless told otherwise
@@ -37,6 +37,8 @@ class ImageConfig:
     def __post_init__(self) -> None:
         names = [f.name for f in dataclasses.fields(self)]
         positive(self, *(n for n in names if n not in ("seed", "dropout", "weight_decay")))
+        not_negative(self, *(n for n in ("seed", "dropout", "weight_decay") if n in names))
+        below_one(self, *(n for n in ("dropout", "average") if n in names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from eggpu.train.gpt import GPTConfig, loss
 from eggpu.train.images import options
 from eggpu.train.loop import fit
 from eggpu.train.progress import display
-from eggpu.train.run import Result, Run, TrainingError, positive, settings
+from eggpu.train.run import Result, Run, TrainingError, not_negative, positive, settings
 from eggpu.train.sample import sample_text
 from eggpu.train.task import initial_state
 from eggpu.train.trainer import Trainer
@@ -44,6 +44,7 @@ class LoRAConfig:
 
     def __post_init__(self) -> None:
         positive(self, "rank", "alpha", "batch", "lr", "clip")
+        not_negative(self, "seed", "weight_decay")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import eggpu as eg
 from eggpu import nn
 from eggpu.data import Vocabulary
 from eggpu.nn.initial import Key, keys
-from eggpu.train.run import Result, Run, positive
+from eggpu.train.run import Result, Run, not_negative, positive
 from eggpu.train.sample import draw
 from eggpu.train.text import TextModel, Writing, train_text
 
@@ -36,6 +36,7 @@ class LSTMConfig:
 
     def __post_init__(self) -> None:
         positive(self, *_SHAPE, "context", "batch", "lr", "clip")
+        not_negative(self, "seed", "weight_decay")
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

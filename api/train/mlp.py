@@ -17,7 +17,7 @@ from eggpu.distributed import share
 from eggpu.train import report
 from eggpu.train.loop import fit
 from eggpu.train.progress import display
-from eggpu.train.run import Result, Run, positive, settings
+from eggpu.train.run import Result, Run, not_negative, positive, settings
 from eggpu.train.task import Batch, Task, initial_state, training_step
 
 STEPS, MINUTES = 600, 1.0  # whichever ends first, unless told otherwise
@@ -36,6 +36,7 @@ class MLPConfig:
 
     def __post_init__(self) -> None:
         positive(self, "hidden", "batch", "lr", "clip")
+        not_negative(self, "seed", "weight_decay")
 
 
 def loss(model: nn.MLP, x: eg.Array, y: eg.Array) -> eg.Array:

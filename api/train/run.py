@@ -120,6 +120,22 @@ def positive(settings: Any, *names: str) -> None:
             raise TrainingError(f"{name.replace('_', '-')} must be above 0, got {value}")
 
 
+def not_negative(settings: Any, *names: str) -> None:
+    """Raise TrainingError unless these fields are 0 or above."""
+    for name in names:
+        value = getattr(settings, name)
+        if not value >= 0:
+            raise TrainingError(f"{name.replace('_', '-')} must be 0 or above, got {value}")
+
+
+def below_one(settings: Any, *names: str) -> None:
+    """Raise TrainingError unless these fields, shares of something, are below 1."""
+    for name in names:
+        value = getattr(settings, name)
+        if not value < 1:
+            raise TrainingError(f"{name.replace('_', '-')} must be below 1, got {value}")
+
+
 def settings(
     kind: type[Config], name: str, changes: Mapping[str, Any], run: Run, fixed: Sequence[str]
 ) -> tuple[Config, dict[str, Any]]:

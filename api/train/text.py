@@ -17,7 +17,7 @@ from eggpu.distributed import share
 from eggpu.train import report
 from eggpu.train.loop import fit
 from eggpu.train.progress import Display, display
-from eggpu.train.run import Result, Run, settings
+from eggpu.train.run import Result, Run, not_negative, settings
 from eggpu.train.task import Batch, Task, initial_state, training_step
 
 STEPS, MINUTES = 2500, 2.5  # whichever ends first, unless told otherwise
@@ -31,6 +31,9 @@ class Writing:
     prompt: str = "\n"
     length: int = 300
     temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        not_negative(self, "length", "temperature")
 
 
 @dataclass(frozen=True, slots=True)
