@@ -218,7 +218,8 @@ def cached_start() -> dict[str, Any]:
         return {"seconds": 0.0, "imported": []}
     seconds = time.time() - float(os.environ["EGGPU_START"])
     busy = round(time.process_time(), 3)
-    imported = [m for m in ("egglog", "jinja2") if m in sys.modules]
+    heavy = ("eggpu.compiler.egraph.engine", "egglog", "jinja2")
+    imported = [m for m in heavy if m in sys.modules]
     return {"seconds": round(seconds, 3), "processor": busy, "imported": imported}
 
 

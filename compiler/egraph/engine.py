@@ -4,13 +4,37 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import Any
 
-from egglog import bindings
-
 from ..errors import CompileError
+
+
+def _bindings() -> Any:
+    """egglog's compiled module, without the Python language around it: that takes twenty times as
+    long to import and is not used here."""
+    package = importlib.util.find_spec("egglog")
+    folders = package.submodule_search_locations if package is not None else None
+    if "egglog" not in sys.modules:
+        paths = (Path(f, f"bindings{s}") for f in folders or () for s in EXTENSION_SUFFIXES)
+        for path in (p for p in paths if p.exists()):
+            spec = importlib.util.spec_from_file_location("egglog.bindings", path)
+            if spec is not None and spec.loader is not None:
+                module = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+                sys.modules.pop("egglog.bindings", None)  # whoever imports egglog gets all of it
+                return module
+    from egglog import bindings
+
+    return bindings
+
+
+bindings = _bindings()
 
 
 @dataclass(frozen=True, slots=True)
