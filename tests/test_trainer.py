@@ -141,6 +141,17 @@ class Recorder(Callback):
         self.calls.append(("end", result.steps, None))
 
 
+def test_without_validation_batches_nothing_is_said_of_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make(valid=(), metrics={})
+    result = fit(trainer, tmp_path, 7, quiet=False)
+    assert result.history.valid == []
+    assert "step 7/7" in (text := capsys.readouterr().out)
+    assert "validation" not in text
+    assert "nan" not in text
+
+
 def test_callbacks_fire_in_order_and_can_stop(tmp_path: Path) -> None:
     recorder = Recorder(last=4)
     result = fit(make(recorder), tmp_path, 9)

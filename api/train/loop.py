@@ -39,7 +39,7 @@ def fit(task: Task, run: Run, display: Display) -> Result:
                     display.say(task.compiled)
                 clock.tick(i)
                 display.show(clock.status(i, value, task))
-            if i % run.eval_every == 0 and i < clock.total and not stop:
+            if task.validates and i % run.eval_every == 0 and i < clock.total and not stop:
                 history.valid.append((i, task.validate(i)))
                 display.say(f"step {i}: validation loss {history.valid[-1][1]:.4f}")
                 clock.restart(i)
@@ -50,7 +50,8 @@ def fit(task: Task, run: Run, display: Display) -> Result:
         if saved != i:
             task.save(run.checkpoint, i)
         interrupted = task.agree(bool(stop))
-        if not interrupted and (not history.valid or history.valid[-1][0] != i):
+        due = task.validates and not interrupted
+        if due and (not history.valid or history.valid[-1][0] != i):
             history.valid.append((i, task.validate(i)))
         display.close()
         return Result(i, interrupted, history, run.checkpoint, task.model, seconds)

@@ -66,6 +66,11 @@ class Task:
     def note(self, step: int, loss: float) -> None:
         """Told of each training loss that is read."""
 
+    @property
+    def validates(self) -> bool:
+        """Whether there is anything to validate with."""
+        return True
+
     def validate(self, step: int) -> float:
         """The validation loss after `step` steps; only the first process needs it."""
         return math.nan if self.group.rank else self.evaluate(self.model)

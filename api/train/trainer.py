@@ -240,6 +240,11 @@ class _TrainerTask(Task):
         for callback in self.trainer.told:
             callback.step(self._moment(step, loss=loss))
 
+    @property
+    def validates(self) -> bool:
+        """Whether the trainer has validation batches."""
+        return bool(len(self.trainer.valid))
+
     def validate(self, step: int) -> float:
         """Loss and metrics for the callbacks; the loss. Only the first process needs them."""
         if self.group.rank:
