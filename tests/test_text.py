@@ -155,8 +155,9 @@ def samples(kind: object) -> st.SearchStrategy:
 
 @given(st.data())
 def test_attributes_of_any_value_come_back(data: st.DataObject) -> None:
-    """Attributes are read as they were written, whether or not the op accepts them."""
-    names = sorted(n for n, e in registry().items() if e.attributes)
+    """Attributes but graphs are read as they were written, whether or not the op accepts them."""
+    every = {n: e.attributes for n, e in registry().items()}
+    names = sorted(n for n, kinds in every.items() if kinds and Graph not in kinds.values())
     entry = registry()[data.draw(st.sampled_from(names))]
     given_ = {k: data.draw(samples(t), label=k) for k, t in entry.attributes.items()}
     text = ", ".join(f"{k}={_shown(v)}" for k, v in given_.items()) + ")"
