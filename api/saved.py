@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eggpu.compiler.errors import IRError
+from eggpu.compiler.errors import IRError, TypeMismatch
 from eggpu.compiler.schedule.plan import Plan
-from eggpu.compiler.types import Type, parse_type
+from eggpu.compiler.types import DTYPES, Type, parse_type
 
 FORMAT = "eggpu-plan-1"
 
@@ -24,7 +24,7 @@ def save(path: str | Path, plan: Plan, types: Sequence[Type]) -> None:
 
 class LoadedPlan:
     """A saved plan on the current device. Call it with the leaves of the arguments in order; it
-    gives a list of arrays."""
+    gives a list of arrays. Raises TypeMismatch for arguments of other types."""
 
     def __init__(self, plan: Plan, types: Sequence[Type]) -> None:
         from eggpu.runtime import Executable
@@ -35,13 +35,27 @@ class LoadedPlan:
         self._executable = Executable(plan, device())
 
     def __call__(self, *leaves: Any) -> list:
-        from eggpu.session import Array, DeviceStorage, _buffer
+        from eggpu.session import Array, DeviceStorage, _buffer, leaf_type
 
+        self._check([leaf_type(v) for v in leaves])
         on = self._executable.device
         buffers = self._executable([_buffer(v, on) for v in leaves])
         return [
             Array(storage=DeviceStorage(t, b)) for t, b in zip(self.types, buffers, strict=True)
         ]
+
+    def _check(self, types: Sequence[Type]) -> None:
+        """Raise TypeMismatch for arguments of other types: memory alone does not tell."""
+        inputs = [self.plan.buffers[b] for b in self.plan.inputs]
+        needed = [Type(b.shape, DTYPES[b.dtype]) for b in inputs]
+        if len(types) != len(needed):
+            each = ", ".join(f"{b.name}: {t}" for b, t in zip(inputs, needed, strict=True))
+            raise TypeMismatch(
+                f"{self.plan.name} needs {len(needed)} arrays ({each}), got {len(types)}"
+            )
+        for b, need, came in zip(inputs, needed, types, strict=True):
+            if came != need:
+                raise TypeMismatch(f"{self.plan.name} needs {b.name}: {need}, got {came}")
 
 
 def load(path: str | Path) -> LoadedPlan:

@@ -76,3 +76,18 @@ def test_a_checkpoint_of_another_run_loses_nothing(changes: dict[str, Any], tmp_
     assert text.endswith("was it saved with another model, optimizer or precision?")
     assert saved.read_bytes() == before
     assert trainer().fit(tmp_path, steps=4, quiet=True, resume=saved).steps == 4
+
+
+def test_a_loaded_plan_takes_only_its_types(tmp_path: Path) -> None:
+    twice = eg.compile(lambda x, n: x * 2 + n, name="twice", cache=False)
+    twice(X, np.int32(1))
+    twice.save(tmp_path / "twice.json")
+    loaded = eg.load(tmp_path / "twice.json")
+    (out,) = loaded(eg.array(X), np.int32(1))
+    assert (out.numpy() == 3).all()
+    with pytest.raises(TypeError, match=r"twice needs x: f32\[8, 4\], got i32\[8, 4\]"):
+        loaded(X.astype(np.int32), np.int32(1))
+    with pytest.raises(TypeError, match=r"twice needs x: f32\[8, 4\], got f32\[4, 8\]"):
+        loaded(X.T, np.int32(1))
+    with pytest.raises(TypeError, match=r"twice needs 2 arrays \(x: .*, n: i32\[\]\), got 1"):
+        loaded(X)
