@@ -4,7 +4,7 @@ program."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from ..collector import no_collector
@@ -56,7 +56,7 @@ class Explainer:
                 self._known[most] = choices(self._search, most)
             return self._known[most]
 
-    def lines(self, graph: Graph, outs: Iterable[int], stored: Container[int]) -> set[str]:
+    def lines(self, graph: Graph, outs: Iterable[int], stored: Set[int]) -> set[str]:
         """The user's lines of what the traced program computes for classes `outs`, down to the
         classes that are stored."""
         class_of = self._search.p.snapshot.class_of
@@ -68,7 +68,7 @@ class Explainer:
             node = stack.pop()
             if node.kind is not Kind.INPUT:
                 found.add(graph.sources.get(node, ""))
-            new = [o for o in node.operands if o not in seen and class_of.get(o) not in stored]
+            new = [o for o in node.operands if o not in seen and class_of.get(o, -1) not in stored]
             seen.update(new)
             stack += new
         return found - {""}

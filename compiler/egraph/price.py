@@ -166,8 +166,10 @@ class Pricer:
         if known is None or known.body is classes:
             return known
         anchor = -1 if known.anchor < 0 else classes[known.body.index(known.anchor)]
-        _, _, _, cost, pattern, _, *rest = known
-        return Priced(outs, classes, operands, cost, pattern, anchor, *rest)
+        _, _, _, cost, pattern, _, full, rows, launches, nbytes, flops = known
+        return Priced(
+            outs, classes, operands, cost, pattern, anchor, full, rows, launches, nbytes, flops
+        )
 
     def anchor(self, a: Anchor) -> AnchorCost | None:
         """What a heavy op costs; None when there is no kernel for its shape."""
