@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +85,7 @@ class Device:
         self.pool = Pool(self, _host_memory() * 9 // 10 if cpu else None)
         self.pipelines = Pipelines(self)
         self.target = make_target(adapter, gpu, _probe_subgroup(self))
+        _alive.add(self)
 
     def __repr__(self) -> str:
         return f"Device({self.target.name}, {self.target.backend})"
@@ -222,6 +225,7 @@ class Device:
             self._staging[staging.size] = [staging]
 
 
+_alive: weakref.WeakSet[Device] = weakref.WeakSet()
 _devices: dict[tuple[str, str, str], Device] = {}
 _choices: dict[tuple[str | None, str | None], Device] = {}
 _opening = threading.Lock()
@@ -249,6 +253,15 @@ def open_device(name: str | None = None, backend: str | None = None) -> Device:
 def synchronize(device: Device) -> None:
     """Waits until the device has finished all work."""
     device.synchronize()
+
+
+@atexit.register
+def _finish() -> None:
+    """Waits for all devices, since a driver that still compiles or computes as the process takes
+    its libraries down ends in a segmentation fault."""
+    for device in list(_alive):
+        with suppress(Exception):
+            device.synchronize()
 
 
 def _lose_after_fork() -> None:

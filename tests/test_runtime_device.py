@@ -253,3 +253,16 @@ def test_the_process_ends_cleanly_with_work_under_way():
     )
     assert code == 0
     assert "Traceback" not in err
+
+
+LEAVES = """
+import numpy as np, eggpu as eg
+x = np.ones((64, 64), np.float32)
+for i in range(4):
+    y = eg.compile(lambda x, i=i: eg.nn.softmax(x * (i + 2.0)) @ x, cache=False)(x)
+"""
+
+
+def test_a_process_may_end_while_the_device_computes() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
