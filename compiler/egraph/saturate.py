@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ..errors import CompileError
 from . import analysis
 from .engine import Engine
 from .language import SORTS, Form, families
@@ -19,6 +20,7 @@ from .rules.named import NAMED
 
 ROWS_A_NODE = 12  # the row bound grows with the program, up to HARD_ROWS
 HARD_ROWS = 400_000
+AT_ONCE = 600  # characters of commands in a call; the engine copies them for each place in them
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,6 @@ def prepare(
     rules: Sequence[Rule], forms: Sequence[Form], perms: Iterable[tuple[int, ...]] = ()
 ) -> Engine:
     """An e-graph that knows the language and the rules."""
-    engine = Engine()
     names = {f.name for f in forms}
     themes = dict.fromkeys(
         (analysis.THEME, *(t for p in PHASES for t in p.themes), *(r.theme for r in rules))
@@ -97,9 +98,26 @@ def prepare(
         *FACTS,
     ]
     texts += [text for rule in rules for text in translate(rule)]
-    for text in texts:
-        engine.run(text)
+    engine = Engine()
+    try:
+        for text in _together(texts):
+            engine.run(text)
+    except CompileError:  # one by one, to tell which command it is
+        engine = Engine()
+        for text in texts:
+            engine.run(text)
     return engine
+
+
+def _together(texts: Sequence[str]) -> Iterator[str]:
+    """The texts joined up to AT_ONCE characters: a call costs more than a command."""
+    part: list[str] = []
+    for text in texts:
+        if part and sum(map(len, part)) + len(text) > AT_ONCE:
+            yield "\n".join(part)
+            part = []
+        part.append(text)
+    yield "\n".join(part)
 
 
 def run_phases(
