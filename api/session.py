@@ -15,7 +15,7 @@ import numpy as np
 
 from eggpu import cache
 from eggpu.compiler import pytree
-from eggpu.compiler.errors import TraceError
+from eggpu.compiler.errors import CompileError, TraceError
 from eggpu.compiler.ir import Graph
 from eggpu.compiler.pipeline import Compilation, Options, Tuner, compile_graph, timed
 from eggpu.compiler.tracing import Array, Traced, array, leaf_type, parameter_names, trace_call
@@ -394,8 +394,11 @@ def compile(
         return functools.partial(
             compile, donate=donate, name=name, options=options, cache=cache, **changes
         )
-    from dataclasses import replace
+    from dataclasses import fields, replace
 
+    known = [f.name for f in fields(Options)]
+    if unknown := sorted(set(changes) - set(known)):
+        raise CompileError(f"compile has no option {unknown[0]}; there are {', '.join(known)}")
     given = replace(options or Options(), **changes)
     return Compiled(
         function, (donate,) if isinstance(donate, (str, int)) else donate, name, given, cache

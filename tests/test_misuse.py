@@ -21,6 +21,7 @@ X = np.ones((8, 4), np.float32)
     ("options", "message"),
     [
         ({"precision": "half"}, "precision is 'float32' or 'mixed', got 'half'"),
+        ({"optimise": False}, "compile has no option optimise; there are"),
         ({"precision": None}, "precision is 'float32' or 'mixed', got None"),
         ({"max_memory": 0}, "max_memory needs a number of bytes above 0, got 0"),
         ({"max_memory": "1G"}, "max_memory needs a number of bytes above 0, got '1G'"),
