@@ -1,4 +1,5 @@
-"""The examples run, for a few steps."""
+"""The examples run, for a few steps; those that take long beside the tests of models, since the tests
+of `eggpu train` have the same ones."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ def test_mlp() -> None:
     assert example("mlp").main(100) > 0.8  # guessing: 0.1
 
 
+@pytest.mark.models
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "steps"), [("resnet", 50), ("vit", 200)])
 def test_other_classifiers(name: str, steps: int, tmp_path: Path) -> None:
@@ -40,6 +42,7 @@ def test_other_classifiers(name: str, steps: int, tmp_path: Path) -> None:
     assert (tmp_path / "best.safetensors").is_file()
 
 
+@pytest.mark.models
 @pytest.mark.timeout(300)
 def test_gpt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
@@ -68,11 +71,13 @@ def test_lora(tmp_path: Path) -> None:
     assert after > before + 0.2
 
 
+@pytest.mark.models
 @pytest.mark.timeout(300)
 def test_diffusion(tmp_path: Path) -> None:
     assert example("diffusion").main(2, tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.models
 @pytest.mark.timeout(300)
 def test_bert(tmp_path: Path) -> None:
     lines = example("bert").main(2, tmp_path)

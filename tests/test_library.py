@@ -40,7 +40,7 @@ def public() -> set[str]:
 
 
 def test_every_public_function_has_a_row() -> None:
-    assert public() - set(NAMES) == set()
+    assert public() - set(NAMES) == {"fori_loop", "scan"}  # which take functions: test_loops.py
 
 
 def test_every_library_function_is_public() -> None:

@@ -145,7 +145,7 @@ def _attention(target: Target, types: list[Type], results: tuple[int, ...]) -> A
 def _decode(target: Target, op: DecodeBase, types: list[Type]) -> AnchorCost | None:
     """Attention of a few rows is one kernel; of split keys, one more that joins the parts."""
     q, k, v = types[:3]
-    if not q.size or not v.shape[-1]:
+    if not math.prod(q.shape[:-1]) or not v.shape[-1]:
         return AnchorCost(0.0, 0, 0.0, 0.0)
     shape = decode_shape(q.shape, k.shape, v.shape)
     form = FORMS[op.name]
