@@ -1,5 +1,5 @@
-"""The examples run, for a few steps; those that take long beside the tests of models, since the tests
-of `eggpu train` have the same ones."""
+"""The examples run, for a few steps; those that take long beside the tests of models, since tests
+of `eggpu train` cover the same."""
 
 from __future__ import annotations
 
