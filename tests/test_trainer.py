@@ -244,7 +244,8 @@ def test_event_files_for_tensorboard(tmp_path: Path) -> None:
 
 @pytest.mark.models
 def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as reading
+
     result = fit(make(TensorBoard()), tmp_path, 300, log_every=100, eval_every=300)
     found = reading.EventAccumulator(str(tmp_path / "events"))
     found.Reload()
