@@ -124,11 +124,7 @@ def train_bert(
     count = nn.count_parameters(trainer.model)
     shown.say(f"BERT, {count:,} parameters, on {run.machines}\ntext: {corpus.source}")
     result = fit(task, run, shown)
-    if not run.first:
-        return result
-    report.write_losses(result.history, run.out / "loss.csv")
-    if result.interrupted:
-        print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
+    if report.nothing_more(result, run):
         return result
     baseline = ("unigram entropy", corpus.unigram_entropy)
     about = report.write_report(task, result, run, "BERT", baseline)

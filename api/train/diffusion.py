@@ -132,11 +132,7 @@ def train_diffusion(changes: Mapping[str, Any] | None = None, *, run: Run) -> Re
     count = nn.count_parameters(trainer.model)
     shown.say(f"diffusion, {count:,} parameters, on {run.machines}")
     result = fit(task, run, shown)
-    if not run.first:
-        return result
-    report.write_losses(result.history, run.out / "loss.csv")
-    if result.interrupted:
-        print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
+    if report.nothing_more(result, run):
         return result
     about = report.write_report(task, result, run, "diffusion", unit="squared error")
     labels = np.tile(np.arange(_CLASSES), _ROWS)

@@ -169,11 +169,7 @@ def train_images(name: str, changes: Mapping[str, Any] | None = None, *, run: Ru
     count = nn.count_parameters(trainer.model)
     shown.say(f"{name}, {count:,} parameters, on {run.machines}")
     result = fit(task, run, shown)
-    if not run.first:
-        return result
-    report.write_losses(result.history, run.out / "loss.csv")
-    if result.interrupted:
-        print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
+    if report.nothing_more(result, run):
         return result
     trainer.model, trainer.state = task.model, task.state
     baseline = None if name == "autoencoder" else ("guessing", math.log(_CLASSES))

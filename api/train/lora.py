@@ -103,11 +103,7 @@ def train_lora(
         f"validation loss {before:.4f} nats a character before"
     )
     result = fit(task, run, shown)
-    if not run.first:
-        return result
-    report.write_losses(result.history, run.out / "loss.csv")
-    if result.interrupted:
-        print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
+    if report.nothing_more(result, run):
         return result
     merged = nn.merge_lora(task.model)
     kept = save_checkpoint(

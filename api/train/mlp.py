@@ -56,11 +56,7 @@ def train_mlp(changes: Mapping[str, Any] | None = None, *, run: Run) -> Result:
     count = nn.count_parameters(task.model)
     shown.say(f"MLP, {count:,} parameters, on {run.machines}")
     result = fit(task, run, shown)
-    if not run.first:
-        return result
-    report.write_losses(result.history, run.out / "loss.csv")
-    if result.interrupted:
-        print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
+    if report.nothing_more(result, run):
         return result
     about = report.write_report(task, result, run, "MLP", ("guessing", math.log(10)))
     right = accuracy(result.model, digits)

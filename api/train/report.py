@@ -33,6 +33,17 @@ def kernel_table(profile: Any) -> str:
     return "\n".join(lines)
 
 
+def nothing_more(result: Result, run: Run) -> bool:
+    """Write the losses and say how a stopped run goes on; True when that is all there is to say,
+    as in all processes but the first."""
+    if not run.first:
+        return True
+    write_losses(result.history, run.out / "loss.csv")
+    if result.interrupted:
+        print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
+    return result.interrupted
+
+
 def write_report(
     task: Task, result: Result, run: Run, title: str, baseline: tuple[str, float] | None = None,
     unit: str = "loss (nats)",

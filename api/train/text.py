@@ -72,11 +72,7 @@ def train_text(
     shown = display(run.silent)
     shown.say(_introduction(kind, task, corpus, run))
     result = fit(task, run, shown)
-    if not run.first:
-        return result
-    report.write_losses(result.history, run.out / "loss.csv")
-    if result.interrupted:
-        print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
+    if report.nothing_more(result, run):
         return result
     _conclude(kind, task, corpus, result, run, writing, shown)
     return result
