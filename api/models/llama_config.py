@@ -22,7 +22,13 @@ _GEMMA_27B = (("gemma2", 46), ("gemma3", 62))  # whose files do not say how scor
 
 def from_config(values: Mapping[str, Any], w: Weights, context: int | None = None) -> Llama:
     """The model of a Hugging Face folder. `context` is how far it will be used (for scalings)."""
-    return build(settings(Config(values, f"{w.where}: config.json"), context), w)
+    try:
+        found = settings(Config(values, f"{w.where}: config.json"), context)
+    except ModelFileError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelFileError(f"{w.where}: config.json has a value of no use: {error}") from error
+    return build(found, w)
 
 
 def settings(c: Config, context: int | None = None) -> Settings:
@@ -54,7 +60,7 @@ def _layers(c: Config, kind: str, head_size: int, used: int | None) -> tuple[Lay
     count = c.size("num_hidden_layers")
     if count > _MOST_LAYERS:
         raise ModelFileError(f"{c.where} has {count} layers; at most {_MOST_LAYERS} are read")
-    window = int(c.get("sliding_window") or 0)
+    window = c.size("sliding_window") if c.get("sliding_window") else 0
     return tuple(
         LayerSettings(
             window if sliding else 0,
@@ -96,7 +102,7 @@ def _rotary(c: Config, kind: str, head_size: int, layer: str, used: int | None):
         raise ModelFileError(f"{c.where} needs an object as rope_scaling")
     base = float(scaling.get("rope_theta") or c.get("rope_theta") or 10000.0)
     if kind == "gemma3_text" and not given and layer == "sliding_attention":
-        base, scaling = float(c.get("rope_local_base_freq") or 10000.0), {}
+        base, scaling = c.number("rope_local_base_freq", 10000.0), {}
     part = float(scaling.get("partial_rotary_factor") or c.get("partial_rotary_factor") or 1.0)
     context = c.size("max_position_embeddings", 2048)
     original = c.get("original_max_position_embeddings")
