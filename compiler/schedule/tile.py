@@ -235,7 +235,7 @@ _SHARED = (
     (64, 16, 32, 4, 4, 1, 2, 0.35, 0.94),
     (16, 16, 32, 2, 4, 1, 2, 0.25, 0.94),
 )
-_BUSY_THREADS = 128 * 256  # that fill a large GPU
+BUSY_THREADS = 128 * 256  # that fill a large GPU
 _PROCESSOR_RATE = 318.0  # flop per ns of one processor of a GPU at a profile's best rate
 _STEPS_AROUND = 32  # of k, as long as filling the staged blocks and storing the results take
 _SPLIT_COST = 0.8  # share of the rate left once partial sums are written and added
@@ -250,7 +250,7 @@ def _shared_tiles(target: Target, product: Product) -> Iterator[Tile]:
             continue
         tiles = p.batch * ceil(p.m / bm) * ceil(p.n / bn)
         rate *= turned if p.b_axis == "k" else 1.0
-        for splits in split_counts(tiles * threads, 4 * _BUSY_THREADS, p.k, 128):
+        for splits in split_counts(tiles * threads, 4 * BUSY_THREADS, p.k, 128):
             if tiles * splits > target.max_groups**2:
                 continue
             busy = _busy(target, tiles * splits, threads)
@@ -311,10 +311,10 @@ def _row_tiles(target: Target, product: Product) -> Iterator[Tile]:
         if threads > target.max_invocations or nbytes > workgroup_budget(target):
             continue
         tiles = p.batch * ceil(p.n / (4 * across))
-        for splits in split_counts(tiles * threads, _BUSY_THREADS, p.k, 16 * along):
+        for splits in split_counts(tiles * threads, BUSY_THREADS, p.k, 16 * along):
             if tiles * splits > target.max_groups**2:
                 continue
-            busy = min(1.0, tiles * splits * threads / _BUSY_THREADS)
+            busy = min(1.0, tiles * splits * threads / BUSY_THREADS)
             useful = p.batch * p.n / (tiles * 4 * across)
             useful *= p.k / (ceil(p.k / (4 * along)) * 4 * along)
             grid = fold(tiles * splits, target.max_groups)

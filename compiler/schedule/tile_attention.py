@@ -10,7 +10,7 @@ from math import ceil
 from typing import Literal
 
 from .target import Target
-from .tile import Tile, Value, fold, processors, workgroup_budget
+from .tile import BUSY_THREADS, Tile, Value, fold, processors, workgroup_budget
 
 Pass = Literal["forward", "q", "kv"]
 
@@ -105,7 +105,6 @@ _SHAPES = (
 # of gradients by the elements of a head staged at a time: an NVIDIA GPU writes loops of 16 out
 _CHUNK_GAIN = {64: 0.8, 32: 0.78, 16: 1.0, 8: 0.75}
 _REGISTERS = 160  # of scores and accumulators a thread
-_BUSY_THREADS = 128 * 256  # that fill a large GPU
 
 
 def _shared_tiles(
@@ -121,19 +120,14 @@ def _shared_tiles(
         if tiles > target.max_groups**2:
             continue
         useful = rows_in_all / (ceil(rows_in_all / br) * br) * columns / (ceil(columns / bc) * bc)
-        busy = min(1.0, tiles * threads / _BUSY_THREADS)
         if step == "forward":
             busy = _busy(target, tiles, threads)
+        else:
+            busy = min(1.0, tiles * threads / BUSY_THREADS)
         reuse = tm * tn / (tm + tn)
         for dc, vc, nbytes in _chunks(target, step, br, bc, tm, tn, d, dv):
             padded = (d / (ceil(d / dc) * dc) + dv / (ceil(dv / vc) * vc)) / 2
-            barriers = 1 / (1 + 0.05 * (ceil(d / dc) + ceil(dv / vc) - 2))
-            if step != "forward":
-                barriers = _CHUNK_GAIN[dc] / (1 + 0.05 * (ceil(dv / vc) - 1))
-                barriers *= 0.7 if tm * tn > 16 else 1.0  # two such products: fewer threads
-            reloads = (
-                br / (br + 2) * (0.92 if dc < d else 1.0) if step == "forward" else br / (br + 8)
-            )
+            barriers, reloads = _staged(step, br, tm * tn, dc, vc, d, dv)
             efficiency = reuse / (reuse + 2.0) * useful * busy * padded * barriers * reloads
             grid = fold(tiles, target.max_groups)
             params: dict[str, Value] = {"TM": tm, "TN": tn, "DC": dc, "VC": vc, "grid": grid}
@@ -152,6 +146,19 @@ def _busy(target: Target, tiles: int, threads: int) -> float:
     used = min(1.0, tiles / processors(target))
     warps = tiles * threads / 32 / (processors(target) * used)
     return used * min(1.0, warps / (warps + 8) * 1.5)
+
+
+def _staged(
+    step: Pass, br: int, scores: int, dc: int, vc: int, d: int, dv: int
+) -> tuple[float, float]:
+    """The shares of the rate that barriers, and reading the columns again, leave when `dc` and `vc`
+    elements of a head are staged at a time."""
+    if step == "forward":
+        barriers = 1 / (1 + 0.05 * (ceil(d / dc) + ceil(dv / vc) - 2))
+        return barriers, br / (br + 2) * (0.92 if dc < d else 1.0)
+    barriers = _CHUNK_GAIN[dc] / (1 + 0.05 * (ceil(dv / vc) - 1))
+    barriers *= 0.7 if scores > 16 else 1.0  # two products with so many a thread: fewer threads
+    return barriers, br / (br + 8)
 
 
 def _chunks(
