@@ -44,6 +44,7 @@ class Counters:
     download_bytes: int = 0
     buffers_created: int = 0
     pipelines_compiled: int = 0
+    pipelines_translated: int = 0  # to machine code before they first ran, on CPUs
     bind_groups_created: int = 0
 
     def copy(self) -> Counters:

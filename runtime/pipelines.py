@@ -40,6 +40,7 @@ class Pipelines:
         self._pipelines: dict[Key, Any] = {}
         self._layouts: dict[Accesses, tuple[Any, Any]] = {}
         self._dummies: dict[Accesses, Any] = {}
+        self._given: dict[Access, tuple[Any, int, int]] = {}  # what dummies bind
 
     def get(self, kernels: Sequence[Kernel]) -> list[Any]:
         """The pipeline of each kernel. On a CPU the driver starts to translate new ones at once.
@@ -154,18 +155,24 @@ class Pipelines:
             except wgpu.GPUError:  # wants a larger binding: it is translated when it first runs
                 continue
         with self._device.lock:
+            self._device.counters.pipelines_translated += len(recorded)
             self._device.submit(recorded)
 
     def _dummy_group(self, accesses: Accesses) -> Any:
         if accesses not in self._dummies:
-            ranges: dict[Access, tuple[Any, int, int]] = {}
-            for kind in set(accesses):
-                if kind in TEXELS:
-                    ranges[kind] = (self.image(Image(TEXELS[kind].nbytes, 4, 1))[1], 0, 0)
-                else:
-                    ranges[kind] = (self._device.alloc(_DUMMY_BYTES).storage.gpu, 0, _DUMMY_BYTES)
-            self._dummies[accesses] = self.bind(accesses, [ranges[a] for a in accesses])
+            self._dummies[accesses] = self.bind(accesses, [self._dummy(a) for a in accesses])
         return self._dummies[accesses]
+
+    def _dummy(self, access: Access) -> tuple[Any, int, int]:
+        """Memory for bindings of a kind: reads and writes of one buffer would exclude each other."""
+        if access not in self._given:
+            if access in TEXELS:
+                self._given[access] = (self.image(Image(TEXELS[access].nbytes, 4, 1))[1], 0, 0)
+            else:
+                usage = wgpu.BufferUsage.STORAGE
+                made = self._device.gpu.create_buffer(size=_DUMMY_BYTES, usage=usage)
+                self._given[access] = (made, 0, _DUMMY_BYTES)
+        return self._given[access]
 
 
 def explain(name: str, wgsl: str, message: str) -> str:
