@@ -35,7 +35,7 @@ def measure(plan: Plan, device: Device) -> float:
     buffers = [device.upload(given(plan, i)) for i in range(len(plan.inputs))]
     executable(buffers)
     device.synchronize()
-    return float(sum(executable.profile(buffers, repeat=_REPEAT)))
+    return float(executable.total(buffers, repeat=_REPEAT))
 
 
 def given(plan: Plan, i: int) -> np.ndarray:

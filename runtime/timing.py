@@ -19,33 +19,102 @@ if TYPE_CHECKING:
 
 _QUERIES = 4096  # timestamps that one query set holds
 _WARM_SECONDS = 0.05  # an idle GPU runs at a fraction of its clock
+_TIMED = 200_000  # ns between two timestamps, which cost a GPU some microseconds themselves
+_TIMES = 20  # that a dispatch is repeated at most for that
 
 
-def measure(device: Device, steps: Sequence[native.Step | native.Copy], repeat: int) -> list[int]:
+def measure(
+    device: Device,
+    steps: Sequence[native.Step | native.Copy],
+    repeat: int,
+    again: Sequence[bool] | None = None,
+) -> list[int]:
     """The median nanoseconds of each dispatch over `repeat` runs, once the device is warm.
 
-    Where timestamps can stand inside passes, the copies before a dispatch count for it.
+    Where timestamps can stand inside passes, the copies before a dispatch count for it. On a GPU a
+    short dispatch of which `again` says that it gives the same when repeated stands several times
+    between two timestamps, since these keep the next dispatch from starting early.
     """
-    if "timestamp-query" not in device.gpu.features:
-        raise DeviceError(f"profiling needs timestamp-query, which {device.target.name} lacks")
+    _needs_timestamps(device)
     within = "timestamp-query-inside-passes" in device.gpu.features
-    run = _one_pass if within else _pass_each
-    most = _QUERIES - 1 if within else _QUERIES // 2
-    parts = [steps[start : start + most] for start in range(0, len(steps), most)]
+    dispatches = [step for step in steps if not isinstance(step, native.Copy)]
+    times = [1] * len(dispatches)
 
     def once() -> list[float]:
-        return [t for part in parts for t in run(device, part)]
+        if within:
+            return _in_parts(device, steps, times)
+        most = _QUERIES // 2
+        parts = (steps[start : start + most] for start in range(0, len(steps), most))
+        return [t for part in parts for t in _pass_each(device, part)]
 
-    end = time.perf_counter() + _WARM_SECONDS
-    once()
-    while time.perf_counter() < end:
+    def warm() -> list[float]:
+        end = time.perf_counter() + _WARM_SECONDS
+        found = once()
+        while time.perf_counter() < end:
+            found = once()
+        return found
+
+    found = warm()
+    if within and device.target.kind == "gpu" and again is not None:
+        times = [_count(ns) if same else 1 for ns, same in zip(found, again, strict=True)]
         once()
-    return [round(statistics.median(times)) for times in zip(*(once() for _ in range(repeat)))]
+    return [round(statistics.median(each)) for each in zip(*(once() for _ in range(repeat)))]
 
 
-def _one_pass(device: Device, steps: Sequence[native.Step | native.Copy]) -> list[float]:
-    """Timestamps before, between and after the dispatches of a pass, which only copies end."""
-    count = sum(not isinstance(step, native.Copy) for step in steps)
+def total(device: Device, steps: Sequence[native.Step | native.Copy], repeat: int) -> int:
+    """The least nanoseconds of all dispatches from the first's start to the last's end, without
+    timestamps between them; on a GPU of several runs one after the other, if they are short."""
+    _needs_timestamps(device)
+    count = 1
+    if device.target.kind == "gpu":
+        count = _count(min(_span(device, steps, 1) for _ in range(2)))
+    end = time.perf_counter() + _WARM_SECONDS
+    best = _span(device, steps, count)
+    while repeat > 1 or time.perf_counter() < end:
+        best, repeat = min(best, _span(device, steps, count)), repeat - 1
+    return round(best)
+
+
+def _needs_timestamps(device: Device) -> None:
+    if "timestamp-query" not in device.gpu.features:
+        raise DeviceError(f"profiling needs timestamp-query, which {device.target.name} lacks")
+
+
+def _count(ns: float) -> int:
+    return max(1, min(_TIMES, round(_TIMED / max(ns, 1.0))))
+
+
+def _span(device: Device, steps: Sequence[native.Step | native.Copy], count: int) -> float:
+    """ns of a run, of which `count` follow one another between two timestamps."""
+    queries = _query_set(device, 2)
+    encoder = device.gpu.create_command_encoder()
+    for index in (0, 1):  # a pass of its own for each timestamp: passes follow one another
+        stamp = "beginning_of_pass_write_index" if index == 0 else "end_of_pass_write_index"
+        encoder.begin_compute_pass(timestamp_writes={"query_set": queries, stamp: index}).end()
+        if index == 0:
+            native.encode(encoder, [step for _ in range(count) for step in steps])
+    ticks = _resolve(device, encoder, queries, 2)
+    return float(ticks[1] - ticks[0]) * native.timestamp_period(device.gpu) / count
+
+
+def _in_parts(
+    device: Device, steps: Sequence[native.Step | native.Copy], times: Sequence[int]
+) -> list[float]:
+    """ns of each dispatch, in as many passes as query sets need."""
+    found: list[float] = []
+    for start in range(0, len(steps), _QUERIES - 1):
+        part = steps[start : start + _QUERIES - 1]
+        count = sum(not isinstance(step, native.Copy) for step in part)
+        found += _one_pass(device, part, times[len(found) : len(found) + count])
+    return found
+
+
+def _one_pass(
+    device: Device, steps: Sequence[native.Step | native.Copy], times: Sequence[int]
+) -> list[float]:
+    """Timestamps before, between and after the dispatches of a pass, which only copies end; each
+    dispatch is there as often as `times` says, and gets its part of the time between."""
+    count = len(times)
     queries = _query_set(device, count + 1)
     encoder = device.gpu.create_command_encoder()
     compute_pass = encoder.begin_compute_pass()
@@ -59,13 +128,14 @@ def _one_pass(device: Device, steps: Sequence[native.Step | native.Copy]) -> lis
             native.copy(encoder, step)
             continue
         compute_pass = compute_pass or encoder.begin_compute_pass()
-        native.record(compute_pass, [step])
+        native.record(compute_pass, [step] * times[index])
         index += 1
         native.write_timestamp(compute_pass, queries, index)
     if compute_pass is not None:
         compute_pass.end()
     ticks = _resolve(device, encoder, queries, count + 1)
-    return [float(t) for t in np.diff(ticks) * native.timestamp_period(device.gpu)]
+    period = native.timestamp_period(device.gpu)
+    return [float(t) * period / n for t, n in zip(np.diff(ticks), times, strict=True)]
 
 
 def _pass_each(device: Device, steps: Sequence[native.Step | native.Copy]) -> list[float]:

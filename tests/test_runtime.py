@@ -453,6 +453,36 @@ def test_profile_measures_and_changes_nothing(device):
     assert min(times[:3] + times[4:]) > 0
 
 
+def test_short_kernels_are_timed_several_times_on_gpus(device, monkeypatch):
+    from eggpu.runtime import timing
+
+    monkeypatch.setattr(device, "target", replace(device.target, kind="gpu"))
+    counts = []
+    real = timing._one_pass
+    monkeypatch.setattr(
+        timing, "_one_pass", lambda d, steps, times: counts.append(times) or real(d, steps, times)
+    )
+    exe = Executable(chain(64, 3), device)
+    times = exe.profile([device.upload(values(64))])
+    assert counts[0] == [1, 1, 1]
+    assert max(counts[-1]) > 1
+    assert all(100 < t < 1_000_000_000 for t in times)
+    n = 256
+    state, step = device.upload(values(n)), device.upload(np.ones(n, np.float32))
+    counts.clear()
+    Executable(increment(n), device).profile([state, step])  # in place: not the same when repeated
+    assert set(map(tuple, counts)) == {(1,)}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_total_time_of_a_call(device, monkeypatch, kind):
+    monkeypatch.setattr(device, "target", replace(device.target, kind=kind))
+    n = 1 << 16
+    state, step = device.upload(values(n)), device.upload(np.ones(n, np.float32))
+    assert 1_000 < Executable(increment(n), device).total([state, step]) < 1_000_000_000
+    np.testing.assert_array_equal(device.download(state, (n,), "f32"), values(n))
+
+
 def test_profile_of_one_pass_a_kernel(device):
     from eggpu.runtime import timing
 
