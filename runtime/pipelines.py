@@ -164,7 +164,7 @@ class Pipelines:
         return self._dummies[accesses]
 
     def _dummy(self, access: Access) -> tuple[Any, int, int]:
-        """Memory for bindings of a kind: reads and writes of one buffer would exclude each other."""
+        """Memory for bindings of a kind; one buffer cannot be read from and written to at once."""
         if access not in self._given:
             if access in TEXELS:
                 self._given[access] = (self.image(Image(TEXELS[access].nbytes, 4, 1))[1], 0, 0)
