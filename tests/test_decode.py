@@ -17,9 +17,9 @@ from eggpu.compiler.egraph.keep import forced_to
 from eggpu.compiler.ops.decode import DecodeBase
 from eggpu.compiler.rule import RuleError
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE
-from eggpu.compiler.tracing import trace
+from eggpu.compiler.tracing import array, trace
 from eggpu.compiler.types import parse_type
-from eggpu.models.cache import Cache, Place, attend, visible, written
+from eggpu.models.cache import Cache, Place, Segments, attend, visible, written
 
 sys.path.insert(0, str(Path(__file__).parent))
 from model_files import tiny_llama
@@ -60,6 +60,58 @@ def test_every_kernel_that_is_forced_gives_the_same_at_all_lengths(kernel):
         np.testing.assert_allclose(np.asarray(out), oracle(q, k, v, new, place), atol=3e-6)
     assert len(run.recompilations) == 0
     assert any(x.name.startswith(kernel) for x in run.plan.kernels)
+
+
+def parts_of(x, count, slack=1):
+    """An array of positions as segments of a cache."""
+    room = ((0, 0), (0, 0), (slack, slack), (0, 0))
+    return Segments(tuple(array(np.pad(p, room)) for p in np.split(x, count, 2)), slack)
+
+
+@pytest.mark.parametrize("kernel", [None, *KERNELS, "dot"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_cache_in_segments_has_the_same_kernels(kernel, dtype):
+    """Attention over segments that no array holds as one reads each of them where it lies."""
+    if dtype is np.float16 and "shader-f16" not in eg.device().target.features:
+        pytest.skip("the device has no f16")
+    rng = np.random.default_rng(0)
+    shapes = ((2, 6, 1, 16), (2, 2, 84, 16), (2, 2, 84, 16), (2, 2, 1, 16))
+    q, k, v, new = (rng.standard_normal(s, np.float32) for s in shapes)
+    k, v, new = (x.astype(dtype).astype(np.float32) for x in (k, v, new))
+    options = {"without": ("products-side-by-side",)} if kernel == "dot" else {}
+    options |= {"force": (kernel,)} if kernel in KERNELS else {}
+    run = eg.compile(step, cache=False, **options)
+    for n in ([0, 0], [0, 27], [28, 29], [55, 56], [83, 7]):
+        place = np.array(n, np.int32)
+        out, after, _ = run(
+            q, parts_of(k.astype(dtype), 3), parts_of(v.astype(dtype), 3), new, place
+        )
+        np.testing.assert_allclose(np.asarray(out), oracle(q, k, v, new, place), atol=2e-5)
+    assert len(after.parts) == 3
+    assert len(run.recompilations) == 0
+    names = [x.name for x in run.plan.kernels if "attention" in x.name]
+    assert bool(names) == (kernel != "dot")
+    assert all(name.startswith(kernel or "attention_") for name in names)
+    whole = 2 * 2 * 84 * 16 * np.dtype(dtype).itemsize
+    assert all(b.nbytes < whole for b in run.plan.buffers)
+
+
+@pytest.mark.parametrize(("bindings", "parts", "fused"), [(8, 2, True), (8, 3, False)])
+def test_segments_that_a_kernel_cannot_bind_are_attended_apart(bindings, parts, fused):
+    target = replace(LLVMPIPE, max_bindings=bindings, max_binding_bytes=40 << 20)
+    part = f"f32[1, 3, {40_000 + 2}, 64]"
+    types = ["f32[1, 9, 1, 64]", "f32[1, 3, 1, 64]", "i32[1]", *[part] * (2 * parts)]
+
+    def apart(q, new, n, *held):
+        k, v = Segments(held[:parts], 1), Segments(held[parts:], 1)
+        out, k, v = step(q, k, v, new, n)
+        return out, *k.parts, *v.parts
+
+    graph = trace(apart, *map(parse_type, types))
+    selection, _ = extract(saturate_graph(graph)[0], target, graph)
+    found = [n.op.name for n in selection.graph.nodes() if isinstance(n.op, DecodeBase)]
+    assert bool(found) == fused
+    assert all(o.type.nbytes <= 40 << 20 for g in selection.groups for o in g.outputs)
 
 
 def test_a_kernel_that_does_not_exist_cannot_be_forced():

@@ -176,7 +176,9 @@ def test_a_cache_in_segments_gives_the_same(batch):
     rows = [session.token.copy()] + [session.next().copy() for _ in range(12)]
     for k, prompt in enumerate(prompts):
         assert [int(r[k]) for r in rows] == list(alone.start([prompt]).tokens(13))
-    assert all(tuple(b.shape) != (batch, 2, 48, 8) for b in parts.advance.plan.buffers)
+    plan = parts.advance.plan
+    assert all(tuple(b.shape) != (batch, 2, 48, 8) for b in plan.buffers)
+    assert sum(k.name.startswith(("attention_", "2_times_attention_")) for k in plan.kernels)
     with pytest.raises(ShapeMismatch, match="bytes of a binding at least"):
         Generator(model, context=48, sizes=(1, 4), most_bytes=8 * 64).empty_cache()
 

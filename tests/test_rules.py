@@ -232,11 +232,20 @@ def summed(a, b, c, d):
     return (eg.matmul(a, b) + eg.matmul(c, d)) + eg.matmul(d, b)
 
 
+def in_parts(x, w, v):
+    """A row times keys in parts, side by side, and the sum of its parts times values in parts."""
+    keys = [w[:, 1:4], w[:, 4:6], w[:, 0:1]]
+    scores = eg.concatenate([eg.matmul(x, k) for k in keys], -1)
+    share = eg.exp(scores)
+    return share[:, :3] @ v[:3] + share[:, 3:5] @ v[3:5] + share[:, 5:] @ v[5:]
+
+
 PROGRAMS = {
     "scatter-as-product": (scattered, ["f32[6, 3]", "i32[9]"], 1),
     "constant-as-mask": (masked, ["f32[4, 4]"], 3),
     "wide-product": (shared, ["f32[3, 4, 4]", "f32[4, 5]", "f32[4, 6]", "f32[5]", "f32[6]"], 4),
     "sum-of-products": (summed, ["f32[4, 4]"] * 4, 1),
+    "products-side-by-side": (in_parts, ["f32[1, 4]", "f32[4, 6]", "f32[6, 4]"], 1),
 }
 
 
@@ -257,6 +266,30 @@ def test_rules_about_programs_keep_values(name):
         one = Graph("pair", graph.inputs, (old, new))
         left, right = evaluate(one, inputs, np.float64)
         np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-9)
+
+
+def test_parts_of_a_whole_are_joined_to_it():
+    graph = trace(in_parts, *map(parse_type, ["f32[1, 4]", "f32[4, 6]", "f32[6, 4]"]))
+    order = topological(graph.outputs)
+    rules = {r.name: r for r in program_rules()}
+    ((_, total),) = rules["sum-of-products"].find(order)
+    assert total.operands == (next(n for n in order if n.op.name == "exp"), graph.inputs[2])
+    ((_, side),) = rules["products-side-by-side"].find(order)
+    assert side.operands[1].op.name == "concat"  # not in order, so not the whole
+    rng = np.random.default_rng(1)
+    values = [rng.standard_normal(n.shape) for n in graph.inputs]
+    one = Graph("pair", graph.inputs, (graph.outputs[0], total))
+    left, right = evaluate(one, values, np.float64)
+    np.testing.assert_allclose(left, right, rtol=1e-9)
+
+
+def test_products_of_several_operands_side_by_side_stay():
+    def two(x, y, w):
+        return eg.concatenate([x @ w, y @ w], -1), eg.concatenate([x @ w, x @ y], 0)
+
+    graph = trace(two, *map(parse_type, ["f32[4, 4]"] * 3))
+    rule = next(r for r in program_rules() if r.name == "products-side-by-side")
+    assert list(rule.find(topological(graph.outputs))) == []
 
 
 def test_products_that_need_each_other_are_not_joined():

@@ -1,7 +1,8 @@
 """Rules about whole programs: what no pattern of fixed size says.
 
-They look at the traced program. The products of one operand (query, key and value; gate and up) and
-sums of products (the gradient of what such products share) are found there as they were written.
+They look at the traced program. The products of one operand (query, key and value; gate and up),
+products side by side (scores of keys in parts) and sums of products (the gradient of what products
+share, values in parts) are found there as they were written.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...ir import Kind, Node
-from ...ops import broadcast, cast, concat, dot, full, iota, reshape, slice_
+from ...ops import broadcast, cast, concat, dot, full, iota, reshape, slice_, transpose
 from ...ops import elementwise as E
 from ...ops.contract import Dot
 from ...ops.elementwise import ELEMENTWISE
-from ...ops.move import Broadcast, Reshape
+from ...ops.move import Broadcast, Concat, Reshape, Slice, Transpose
 from ...ops.scatter import ScatterAdd
 from ...types import i32
 from ..patterns import ProgramRule
@@ -122,13 +123,45 @@ def sums_of_products(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
             continue
         last = len(node.shape) - 1
         total = dot(
-            concat([p.operands[0] for p in products], last),
-            concat([p.operands[1] for p in products], last - 1),
+            _joined([p.operands[0] for p in products], last),
+            _joined([p.operands[1] for p in products], last - 1),
         )
         for term in terms:
             if not isinstance(term.op, Dot):
                 total = total + term
         yield node, total
+
+
+def products_side_by_side(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
+    """[x w1 | x w2 | x w3] = x [w1 w2 w3]: scores of keys in parts are those of all keys."""
+    for node in order:
+        if not isinstance(node.op, Concat) or node.op.axis != len(node.shape) - 1:
+            continue
+        parts = node.operands
+        alike = all(isinstance(p.op, Dot) and p.operands[0] is parts[0].operands[0] for p in parts)
+        if alike and 2 <= len(parts) <= MOST_OPERANDS:
+            wide = _joined([p.operands[1] for p in parts], node.op.axis)
+            yield node, dot(parts[0].operands[0], wide)
+
+
+def _joined(xs: Sequence[Node], axis: int) -> Node:
+    """xs one after the other: the whole where they are its parts, transposed after it is joined
+    where all are."""
+    first, op = xs[0], xs[0].op
+    if isinstance(op, Transpose) and all(x.op == op for x in xs):
+        return transpose(_joined([x.operands[0] for x in xs], op.perm[axis]), op.perm)
+    if not isinstance(op, Slice) or any(
+        not isinstance(x.op, Slice) or x.operands[0] is not first.operands[0] for x in xs
+    ):
+        return concat(xs, axis)
+    whole, at = first.operands[0], 0
+    for x in xs:
+        start, stop = [0] * len(x.shape), list(whole.shape)
+        start[axis], stop[axis] = at, at + x.shape[axis]
+        at = stop[axis]
+        if x is not slice_(whole, start, stop):
+            return concat(xs, axis)
+    return whole if at == whole.shape[axis] else concat(xs, axis)
 
 
 def scatters_as_products(order: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
@@ -202,6 +235,7 @@ PROGRAM_RULES = (
     ProgramRule("constant-as-mask", "masks", constants_as_masks),
     ProgramRule("wide-product", "contraction", wide_products),
     ProgramRule("sum-of-products", "contraction", sums_of_products),
+    ProgramRule("products-side-by-side", "contraction", products_side_by_side),
     ProgramRule("scatter-as-product", "contraction", scatters_as_products),
     ProgramRule("expand", "contraction", expansions),
 )
