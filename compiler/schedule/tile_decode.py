@@ -106,6 +106,7 @@ class _Threads:
     chunks: tuple[int, int]  # elements of a head at a time, of q and k, and of v
     shuffle: bool
     nbytes: int
+    lanes: int = 0  # of a subgroup, which join their results; 0: those of one row at a time
 
 
 def _threads(target: Target, form: Form, s: Shape) -> Iterator[_Threads]:
@@ -178,12 +179,17 @@ def _across(
     for unroll in (4, 2, 1):
         for threads in (THREADS, THREADS // 2, THREADS // 4):
             along = min(threads, target.max_invocations) // across
-            nbytes = 4 * along * chunks[1]
-            nbytes += 4 * threads if form == "phases" else 8 * rows * along
+            if along < 1 or rows * unroll > _SCORES:
+                continue
+            lanes = 0 if form == "phases" else min(target.subgroup, threads) if shuffle else across
+            if form == "phases":
+                nbytes = 4 * along * chunks[1] + 4 * threads
+            else:
+                teams = threads // max(lanes, across)
+                nbytes = 4 * rows * (teams * (chunks[1] + 2) + chunks[0])
             nbytes += 0 if shuffle else 4 * threads * rows * unroll
-            small = along >= 1 and rows * unroll <= _SCORES and nbytes <= workgroup_budget(target)
-            if small:
-                return _Threads(rows, across, along, unroll, chunks, shuffle, nbytes)
+            if nbytes <= workgroup_budget(target):
+                return _Threads(rows, across, along, unroll, chunks, shuffle, nbytes, lanes)
     return None
 
 
@@ -197,7 +203,7 @@ def _tile(target: Target, form: Form, s: Shape, t: _Threads, splits: int) -> Til
         params |= {"DC": t.chunks[0], "VC": t.chunks[1]}
         template = "attention_phases.wgsl.j2"
     else:
-        params["splits"] = splits
+        params |= {"splits": splits, "lanes": t.lanes}
         template = "attention_decode.wgsl.j2"
     threads = (t.across * t.along, 1, 1)
     return Tile(template, tuple(params.items()), grid, threads, t.nbytes, 1.0, splits)
