@@ -155,6 +155,7 @@ from eggpu.runtime import DonatedError as DonatedError
 from eggpu.saved import load as load
 from eggpu.session import Compiled as Compiled
 from eggpu.session import compile as compile
+from eggpu.session import copy as copy
 from eggpu.session import device as device
 from eggpu.session import put as put
 from eggpu.session import synchronize as synchronize

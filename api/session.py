@@ -83,6 +83,27 @@ def put(value: Any) -> Array:
     return found
 
 
+def copy(tree: Any) -> Any:
+    """The same pytree with arrays of its own, which outlive the donation of the given ones.
+
+    What is in device memory is copied there, without the host and by one submission a device.
+    """
+    leaves, structure = pytree.flatten(tree)
+    held: dict[Device, list[int]] = {}
+    for k, leaf in enumerate(leaves):
+        if isinstance(leaf, np.ndarray):
+            leaves[k] = leaf.copy()
+        elif isinstance(leaf, Array) and isinstance(leaf.storage, DeviceStorage):
+            held.setdefault(leaf.storage.buffer.device, []).append(k)
+        elif isinstance(leaf, Array) and not leaf._is_traced():
+            leaves[k] = array(leaf.numpy().copy())
+    for on, places in held.items():
+        buffers = on.copies([leaves[k].storage.buffer for k in places])
+        for k, buffer in zip(places, buffers, strict=True):
+            leaves[k] = Array(storage=DeviceStorage(leaves[k].type, buffer))
+    return pytree.unflatten(structure, leaves)
+
+
 def _buffer(leaf: Any, on: Device) -> DeviceBuffer:
     """The device memory of a leaf; an Array keeps it, so that it is uploaded once."""
     if isinstance(leaf, Array):
@@ -116,6 +137,7 @@ class _Version:
     options: Options
     seconds: dict[str, float]
     takes: Any = None  # structure and types of the arguments
+    fetch: tuple[int, ...] = ()  # leaves of the result that the host reads
 
     @functools.cached_property
     def types(self) -> list[Type]:
@@ -151,12 +173,14 @@ class Compiled:
         name: str | None,
         options: Options,
         cached: bool,
+        fetch: Sequence[int] = (),
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.name = name or getattr(function, "__name__", "program")
         self.options = options
         self._cached = cached
+        self._fetch = tuple(fetch)
         self._parameters = parameter_names(function)
         self._donate = tuple(self._position(d) for d in donate)
         self._versions: dict[Any, _Version] = {}
@@ -181,7 +205,7 @@ class Compiled:
             return self.function(*args, **kwargs)  # inside another trace: part of that program
         version = self._version(leaves, structure)
         on = version.executable.device
-        buffers = version.executable([_buffer(v, on) for v in leaves])
+        buffers = version.executable([_buffer(v, on) for v in leaves], version.fetch)
         out = [
             Array(storage=DeviceStorage(t, b)) for t, b in zip(version.types, buffers, strict=True)
         ]
@@ -247,7 +271,19 @@ class Compiled:
                     cache.store(name, plan)
         with timed(seconds, "load"):
             executable = Executable(plan, on)
-        return _Version(traced, graph, executable, passes, self.options, seconds)
+        told = self._fetched(traced.results)
+        return _Version(traced, graph, executable, passes, self.options, seconds, fetch=told)
+
+    def _fetched(self, results: pytree.Structure) -> tuple[int, ...]:
+        """The leaves of the results that `fetch` names."""
+        parts = results.children if results.kind in (tuple, list) else (results,)
+        out: list[int] = []
+        for k in self._fetch:
+            if not 0 <= k < len(parts):
+                raise TraceError(f"fetch names result {k}, but {self.name} has {len(parts)}")
+            at = sum(p.leaves for p in parts[:k])
+            out += range(at, at + parts[k].leaves)
+        return tuple(out)
 
     def _donated(self, structure: pytree.Structure) -> tuple[int, ...]:
         out, at = [], 0
@@ -377,6 +413,7 @@ def compile(
     name: str | None = None,
     options: Options | None = None,
     cache: bool = True,
+    fetch: Sequence[int] | int = (),
     **changes: Any,
 ) -> Any:
     """Compile a function of arrays, numbers and pytrees of them; works as a call and as a
@@ -386,13 +423,15 @@ def compile(
     not be used again. options, or its fields as keywords (optimize=, relaxed=, without= ...): see
     Options.
     cache: take the plan from disk when this program was compiled before (see eggpu.cache).
+    fetch: results (by position, 0 for the only one) that the host reads after each call. The call
+    copies them for it, so reading one waits for that call only, not for later ones.
 
     >>> @eggpu.compile(donate=("model",))
     ... def step(model, x): ...
     """
     if function is None:
         return functools.partial(
-            compile, donate=donate, name=name, options=options, cache=cache, **changes
+            compile, donate=donate, name=name, options=options, cache=cache, fetch=fetch, **changes
         )
     from dataclasses import fields, replace
 
@@ -400,6 +439,6 @@ def compile(
     if unknown := sorted(set(changes) - set(known)):
         raise CompileError(f"compile has no option {unknown[0]}; there are {', '.join(known)}")
     given = replace(options or Options(), **changes)
-    return Compiled(
-        function, (donate,) if isinstance(donate, (str, int)) else donate, name, given, cache
-    )
+    donated = (donate,) if isinstance(donate, (str, int)) else donate
+    fetched = (fetch,) if isinstance(fetch, int) else fetch
+    return Compiled(function, donated, name, given, cache, fetched)

@@ -19,15 +19,17 @@ import wgpu
 from ..compiler.schedule.target import Target
 from . import buffers, native
 from .adapter import Adapter, choose, features, make_target
-from .buffers import DeviceBuffer, Pool, Storage
+from .buffers import DeviceBuffer, Fetched, Pool, Storage
 from .errors import DeviceError
 from .pipelines import Pipelines
+from .places import move
 
 if TYPE_CHECKING:
     from .executor import Executable
 
 _IN_FLIGHT = 16  # submissions that may be under way before the next one waits
 _TOGETHER = 16  # short calls in one command buffer
+_STAGED = 4  # pieces of host memory of one size that are kept for the next copies
 _ENOUGH = 100_000.0  # predicted ns of work that is not worth waiting with
 _PROBED = 128  # invocations of the probe, at least the largest subgroup
 
@@ -79,6 +81,7 @@ class Device:
         self._open: Any = None  # a command encoder with calls that are still to be submitted
         self._calls, self._calls_ns = 0, 0.0
         self._staging: dict[int, list[Any]] = {}
+        self._fetching: list[Fetched] = []  # recorded, not submitted yet
         self.target: Target = make_target(adapter, gpu, 0)
         cpu = self.target.kind == "cpu"
         self.batching = not cpu
@@ -129,6 +132,26 @@ class Device:
             return np.empty(shape, bool if dtype == "bool" else buffers.DTYPES[dtype])
         return buffers.decoded(buffers.read(self, buffer, needed), shape, dtype)
 
+    def copies(self, values: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:
+        """The same values in memory of their own, without the host: one submission at most."""
+        self.check()
+        with self.lock:
+            sources = [v.storage for v in values]  # raises before anything is recorded
+            out = [self.alloc(v.nbytes) for v in values]
+            made = zip(sources, values, out, strict=True)
+            moves = [(s, v.offset, to.storage, 0, v.nbytes) for s, v, to in made]
+            if moves:
+                move(self.encoder(), moves)
+                self.recorded(0.0)
+        return out
+
+    def fetch(self, storage: Storage, offset: int, nbytes: int) -> Fetched:
+        """Records a copy to memory that the host can map. Needs the lock, until `recorded`."""
+        fetched = Fetched(self.take_staging(buffers.bucket(nbytes)), nbytes)
+        self.encoder().copy_buffer_to_buffer(storage.gpu, offset, fetched.memory, 0, nbytes)
+        self._fetching.append(fetched)
+        return fetched
+
     def encoder(self) -> Any:
         """The encoder that the next call is recorded with. Needs the lock, until `recorded`."""
         if self._open is None:
@@ -168,6 +191,9 @@ class Device:
         index = native.submit(self.gpu, command_buffers)
         self.queued = 0
         self.counters.submits += 1
+        for fetched in self._fetching:
+            fetched.submission = index
+        self._fetching.clear()
         self._in_flight.append(index)
         if len(self._in_flight) > _IN_FLIGHT:
             native.poll(self.gpu, wait=True, index=self._in_flight.popleft())
@@ -221,9 +247,11 @@ class Device:
         return self.gpu.create_buffer(size=size, usage=usage)
 
     def give_staging(self, staging: Any) -> None:
-        """Keeps one piece of each size for the next copy."""
+        """Keeps a few pieces of each size for the next copies."""
         with self.lock:
-            self._staging[staging.size] = [staging]
+            kept = self._staging.setdefault(staging.size, [])
+            if len(kept) < _STAGED:
+                kept.append(staging)
 
 
 _alive: weakref.WeakSet[Device] = weakref.WeakSet()

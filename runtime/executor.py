@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..compiler.schedule.images import TEXELS
 from ..compiler.schedule.plan import Binding, Copy, Kernel, Plan
 from ..compiler.schedule.rounds import Loops, Rounds
 from . import native, timing
-from .buffers import DeviceBuffer, Slab, Storage
+from .buffers import MOST_FETCHED, DeviceBuffer, Fetched, Slab, Storage
 from .device import Device
 from .errors import KernelError
 from .limits import check_plan
@@ -85,12 +85,22 @@ class Executable:
     def __repr__(self) -> str:
         return f"Executable({self.plan.name}, {len(self.plan.kernels)} kernels, {self.device})"
 
-    def __call__(self, buffers: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:
-        """Runs the plan. Raises DonatedError, DeviceError or ValueError before anything runs."""
+    def __call__(
+        self, buffers: Sequence[DeviceBuffer], fetch: Sequence[int] = ()
+    ) -> list[DeviceBuffer]:
+        """Runs the plan. Raises DonatedError, DeviceError or ValueError before anything runs.
+
+        `fetch` names results that the host will read: the call copies them for it, so that reading
+        one does not wait for later calls.
+        """
         with self.device.lock:
             places = self._places(buffers)
-            self._submit(self._recording(places), places)
-            return self._results(buffers, places)
+            told = dict.fromkeys(self.plan.outputs[i] for i in fetch)
+            fetched = self._submit(self._recording(places), places, told)
+            out = self._results(buffers, places)
+            for i in fetch:
+                out[i].fetched = fetched.get(self.plan.outputs[i])
+            return out
 
     def profile(self, buffers: Sequence[DeviceBuffer], repeat: int = 5) -> list[int]:
         """The median nanoseconds of each kernel over some calls; the arguments keep their values.
@@ -248,11 +258,14 @@ class Executable:
             case _:
                 raise AssertionError(f"unknown place {self.plan.buffers[b].place}")
 
-    def _submit(self, recording: _Recording, places: Places) -> None:
-        """Records and submits the dispatches, then copies of results that the plan itself keeps."""
-        steps = recording.steps
+    def _submit(
+        self, recording: _Recording, places: Places, told: Iterable[int]
+    ) -> dict[int, Fetched]:
+        """Records and submits the dispatches, then copies of results that the plan itself keeps
+        and of those that the host is told."""
+        steps, fetched = recording.steps, dict[int, Fetched]()
         if not steps and not self._copied:
-            return
+            return fetched
         parts = [steps[at : at + _SPLIT] for at in range(0, max(len(steps), 1), _SPLIT)]
         try:
             for number, part in enumerate(parts):
@@ -262,10 +275,23 @@ class Executable:
                 native.encode(encoder, part)
                 if number == len(parts) - 1:
                     self._copy_results(encoder, places)
+                    fetched = self._fetch(places, told)
                 self.device.recorded(self._ns)
         except wgpu.GPUError as error:
             raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
         self.device.counters.dispatches += sum(k in self._by_number for k, _ in self._rounds)
+        return fetched
+
+    def _fetch(self, places: Places, told: Iterable[int]) -> dict[int, Fetched]:
+        """Records copies of small results for the host; arguments that are results are not."""
+        out: dict[int, Fetched] = {}
+        for b in told:
+            if self._place(b) == "input":
+                continue
+            storage, offset, nbytes = self._range(b, places, {})
+            if 0 < nbytes <= MOST_FETCHED:
+                out[b] = self.device.fetch(storage, offset, nbytes)
+        return out
 
     def _copy_results(self, encoder: Any, places: Places) -> None:
         """Copies results that the plan itself keeps."""

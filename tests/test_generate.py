@@ -101,6 +101,106 @@ def _reads_submit():
     return counters.submits - before
 
 
+def test_tokens_are_read_with_the_step_after_them_under_way(generator):
+    """One submission and 4 bytes a token, whether the next step is submitted early or not."""
+    want = [int(t[0]) for t in by_steps(generator.start([PROMPT]), 12)]
+    session = generator.start([PROMPT])
+    advance, order = generator.advance, []
+
+    class Noted:
+        def __call__(self, *args):
+            order.append("step")
+            return advance(*args)
+
+    before = eg.device().counters.copy()
+    generator.advance = Noted()
+    try:
+        for token in session.tokens(12):
+            order += [token]
+    finally:
+        generator.advance = advance
+    gone = eg.device().counters.since(before)
+    assert [x for x in order if x != "step"] == want
+    assert order.count("step") == 11
+    # a token is handled when the step that writes it, and from then on one more, are submitted
+    kinds = ["step" if x == "step" else "token" for x in order]
+    assert kinds[:4] == ["step", "token", "step", "token"]
+    assert kinds[4:] == ["step", "token"] * 9 + ["token"]
+    assert gone["submits"] == 11
+    assert gone["downloads"] == 11
+    assert gone["download_bytes"] == 4 * 11
+    assert session.position.tolist() == [len(PROMPT) + 11]
+
+
+def by_steps(session, count):
+    return [session.token.copy()] + [session.next().copy() for _ in range(count - 1)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.9, "seed": 4},
+        {"repetition_penalty": 1.5, "logprobs": True},
+        {"temperature": 1.1, "repetition_penalty": 1.3, "top_k": 9, "seed": 2},
+    ],
+    ids="-".join,
+)
+def test_a_step_that_was_early_is_taken_back(generator, options):
+    """What is done after a text was left in the middle is as if it had been stepped by hand."""
+    chosen = Sampling(**options)
+    want = [int(t[0]) for t in by_steps(generator.start([PROMPT], chosen), 9)]
+
+    def left():
+        session = generator.start([PROMPT], chosen)
+        for number, _ in enumerate(session.tokens(20)):
+            if number == 3:
+                return session
+        raise AssertionError
+
+    session = left()
+    assert session.position.tolist() == [len(PROMPT) + 3]
+    assert session.texts == [PROMPT + want[:3]]
+    assert [int(t[0]) for t in by_steps(session, 6)] == want[3:]
+    session = left()
+    assert list(session.tokens(6)) == want[3:]
+    session = left()
+    twin, saved = session.fork(), session.snapshot()
+    assert [int(t[0]) for t in by_steps(twin, 6)] == want[3:]
+    assert list(session.tokens(6)) == want[3:]
+    session.restore(saved)
+    assert list(session.tokens(6)) == want[3:]
+    session = left()
+    session.rewind(2)
+    assert list(session.tokens(8)) == want[1:]
+    session = left()
+    session.feed([[7, 8]])
+    fresh = generator.start([[*PROMPT, *want[:3], 7, 8]], chosen)
+    assert list(session.tokens(5)) == list(fresh.tokens(5))
+    if chosen.logprobs:
+        np.testing.assert_allclose(session.logprob, fresh.logprob, atol=1e-5)
+
+
+def test_snapshots_are_made_on_the_device(generator):
+    """No byte of the cache goes through the host: one submission, and no read."""
+    session = generator.start([PROMPT])
+    list(session.tokens(3))
+    saved = session.snapshot()
+    eg.synchronize()
+    for act in (session.snapshot, session.fork, lambda: session.restore(saved)):
+        before = eg.device().counters.copy()
+        act()
+        eg.synchronize()
+        gone = eg.device().counters.since(before)
+        assert gone.keys() <= {"submits", "buffers_created"}
+        assert gone["submits"] == 1
+    before = eg.device().counters.copy()
+    session.rewind(2)
+    gone = eg.device().counters.since(before)
+    assert gone["download_bytes"] == 4
+    assert gone["upload_bytes"] < 64
+
+
 def test_rows_of_a_batch_are_independent(model):
     prompts = [PROMPT, PROMPT[:5], PROMPT[3:14]]
     together = Generator(model, batch=3, context=48, sizes=(1, 16)).start(prompts)

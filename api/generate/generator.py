@@ -1,6 +1,7 @@
 """Generation: prompts through bucketed prefill plans, then one plan for all steps.
 
-Of each step only the token is read, 4 bytes.
+Of each step only the token is read, 4 bytes, by the submission that chose it. A text that goes on
+has its next step submitted before that, since a step takes the token from the device.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ class State:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of a session's state, from which others can go on."""
+    """A copy of a session's state in device memory, from which others can go on."""
 
     state: State
     texts: tuple[tuple[int, ...], ...]
+    position: np.ndarray
+    chosen: Array  # the latest tokens on the device, which no step takes over
     token: np.ndarray
+    logprob: np.ndarray | None
 
 
 def advance(
@@ -93,7 +97,9 @@ class Generator:
         self.sizes = tuple(sorted(n for n in {1, *sizes} if n <= self.context))
         self.most_bytes = most_bytes or eg.device().target.max_binding_bytes
         self.one = array(np.ones(batch, np.int32))  # tokens of a step
-        self.advance: Compiled = eg.compile(advance, donate=("state",), name="advance", **options)
+        self.advance: Compiled = eg.compile(
+            advance, donate=("state",), name="advance", fetch=(0, 1), **options
+        )
 
     def start(
         self,
@@ -132,6 +138,7 @@ class GenerationSession:
         self.generator, self.sampling = generator, sampling
         self.texts = texts
         self.logprob: np.ndarray | None = None
+        self._ahead: tuple[Array, Array | None] | None = None  # of a step that is under way
         vocab = generator.model.settings.vocab
         self._position = np.zeros(len(texts), np.int32)
         place = Place(array(self._position))
@@ -150,15 +157,15 @@ class GenerationSession:
                 row[:n] = text[len(text) - k : len(text) - k + n]
             left = left - taken
             self._step(array(part), array(taken))
-            if after:
-                self._forget_choice()
+            if after:  # what this chunk chose is not written
+                self._saw(self.texts)
         self._read()
 
-    def _forget_choice(self) -> None:
-        """What a chunk before the last chose is not written, so it does not count as seen."""
+    def _saw(self, texts: Sequence[Sequence[int]]) -> None:
+        """The tokens of these texts, and no others, count as seen."""
         held = self._state.knobs
         if held.seen is not None:
-            marks = array(marked(self.texts, held.seen.shape[-1]))
+            marks = array(marked(texts, held.seen.shape[-1]))
             self._state = replace(self._state, knobs=replace(held, seen=marks))
 
     def _step(self, tokens: Array, count: Array) -> None:
@@ -184,13 +191,41 @@ class GenerationSession:
     def next(self) -> np.ndarray:
         """Write the latest tokens and choose the next ones, (batch,). Raises GenerationError when
         the context is full."""
+        return self._next(False)
+
+    def _next(self, ahead: bool) -> np.ndarray:
+        """With `ahead`, the step after this one is submitted before this one's token is read."""
         if self.room < 1:
             raise GenerationError(f"the context of {self.generator.context} tokens is full")
         for text, token in zip(self.texts, self.token, strict=True):
             text.append(int(token))
-        self._step(self._chosen, self.generator.one)
+        if self._ahead is None:
+            self._step(self._chosen, self.generator.one)
+        else:
+            (self._chosen, self._logprob), self._ahead = self._ahead, None
+            self._position = self._position + self.generator.one.numpy()
+        if ahead and self.room > 0:
+            self._look_ahead()
         self._read()
         return self.token
+
+    def _look_ahead(self) -> None:
+        """Submit the step that writes the latest tokens."""
+        if self._ahead is None:
+            generator = self.generator
+            chosen, logprob, self._state = generator.advance(
+                generator.model, self._state, self._chosen, generator.one
+            )
+            self._ahead = chosen, logprob
+
+    def _settle(self) -> None:
+        """Take back a step that was submitted too early: what it wrote lies behind all positions
+        that count, so it is never seen."""
+        if self._ahead is not None:
+            self._ahead = None
+            self._state = replace(self._state, place=Place(array(self._position)))
+            chosen = zip(self.texts, self.token, strict=True)
+            self._saw([[*text, int(token)] for text, token in chosen])
 
     def feed(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
         """Write given tokens, at least one a text, instead of the chosen ones."""
@@ -201,25 +236,34 @@ class GenerationSession:
             raise GenerationError(f"needs at most {rooms.tolist()} tokens, got {lengths}")
         for text, new in zip(self.texts, tokens, strict=True):
             text.extend(new)
+        self._settle()
+        self._saw(self.texts)
         self._run(tokens)
         return self.token
 
     def snapshot(self) -> Snapshot:
-        """A copy of the state, from which `restore` goes on any number of times."""
-        return Snapshot(_copied(self._state), tuple(map(tuple, self.texts)), self._chosen.numpy())
+        """A copy of the state, from which `restore` goes on any number of times. It is made on the
+        device: nothing is read back."""
+        self._settle()
+        texts = tuple(map(tuple, self.texts))
+        return Snapshot(
+            eg.copy(self._state), texts, self._position, self._chosen, self.token, self.logprob
+        )
 
     def restore(self, saved: Snapshot) -> None:
         """Go on from a snapshot."""
-        self._state = _copied(saved.state)
+        self._take(replace(saved, state=eg.copy(saved.state)))
+
+    def _take(self, saved: Snapshot) -> None:
+        self._ahead = None
+        self._state, self._position, self._chosen = saved.state, saved.position, saved.chosen
         self.texts = [list(t) for t in saved.texts]
-        self._position = saved.state.place.first.numpy()
-        self._chosen = array(saved.token)
-        self.token = saved.token[:, 0]
+        self.token, self.logprob = saved.token, saved.logprob
 
     def fork(self) -> GenerationSession:
         """Another session that goes on from here; neither changes the other."""
         twin = copy.copy(self)
-        twin.restore(self.snapshot())
+        twin._take(self.snapshot())
         return twin
 
     def rewind(self, count: int) -> None:
@@ -227,27 +271,30 @@ class GenerationSession:
         shortest = min(map(len, self.texts))
         if not 0 < count < shortest:
             raise GenerationError(f"can go back 1 to {shortest - 1} positions, got {count}")
+        self._settle()
         again = [text[-count - 1] for text in self.texts]
         self.texts = [text[:-count] for text in self.texts]
         self._position = self._position - np.int32(count + 1)
         self._state = replace(self._state, place=Place(array(self._position)))
-        self._forget_choice()
+        self._saw(self.texts)
         self._run([[token] for token in again])
 
     def tokens(self, most: int, stop: Callable[[int], bool] = lambda _: False) -> Iterator[int]:
-        """Up to `most` tokens of the first text, until one that `stop` names (not given)."""
+        """Up to `most` tokens of the first text, until one that `stop` names (not given).
+
+        While one is read and handled the device is at the next already: where a text ends early,
+        one step at most was for nothing.
+        """
         for number in range(most):
-            token = int(self.token[0])
+            token, more = int(self.token[0]), number + 1 < most and self.room > 0
             if stop(token):
                 return
+            if more:
+                self._look_ahead()
             yield token
-            if number + 1 == most or self.room < 1:
+            if not more:
                 return
-            self.next()
-
-
-def _copied(state: State) -> State:
-    return eg.tree_map(lambda a: array(np.array(a.numpy())), state)
+            self._next(number + 2 < most)
 
 
 def _check(texts: list[list[int]], generator: Generator) -> None:
