@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eggpu.compiler.codegen import decode as codegen
 from eggpu.compiler.ir import Graph, Node, make
 from eggpu.compiler.ops import broadcast, cast, reshape, swap
 from eggpu.compiler.ops import elementwise as E
@@ -17,7 +18,7 @@ from eggpu.compiler.ops.fused import get
 from eggpu.compiler.reference import evaluate
 from eggpu.compiler.schedule.selection import Group
 from eggpu.compiler.schedule.target import LLVMPIPE, Target
-from eggpu.compiler.schedule.tile_decode import Shape, decode_tile
+from eggpu.compiler.schedule.tile_decode import Shape, decode_tile, decode_tiles
 from eggpu.compiler.types import bool_, f16, f32, i32
 from eggpu.runtime import Device, open_device
 
@@ -80,12 +81,13 @@ def test_other_head_sizes(device, target, form, d, dv):
     check(device, target, [q, k, v], [attend(form, q, k, v)], tol=3e-6)
 
 
-def test_rows_in_unequal_parts(device):
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_rows_in_unequal_parts(device, monkeypatch, rows):
     q, k, v = heads((1,), 15, 19, 64, 64)
     target = ALL["gpu"]
-    tile = decode_tile(target, "online", Shape(1, 15, 19, 64, 64))
-    assert tile is not None
-    assert tile.values["RB"] == 8
+    tiles = decode_tiles(target, "online", Shape(1, 15, 19, 64, 64))
+    tiles = [t for t in tiles if t.values["RB"] == rows]
+    monkeypatch.setattr(codegen, "decode_tiles", lambda *_: tiles)
     check(device, target, [q, k, v], [attend("attention_online", q, k, v)], tol=3e-6)
 
 

@@ -50,7 +50,7 @@ H200 = Profile(
     elementwise=12000,
     rows=512,
     onchip=8192,
-    decode=15,
+    decode=60,
 )
 
 

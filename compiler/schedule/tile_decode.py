@@ -29,8 +29,14 @@ _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # measured on llvmpipe, in times of loading four elements: loading them from an image, arithmetic of
 # a row with them; a score's part of softmax, and what the kernel with phases does with it in memory
 _IMAGE, _ROW_WORK, _SCORE_WORK, _SCORE_MEMORY = 0.25, 0.11, 1.2, 7.5
-_GROUP_NS = {"cpu": 4000.0, "gpu": 3000.0}  # to start a workgroup and to join its threads' results
-_BUSY_ROWS = 4  # rows that a GPU computes while it waits for memory
+_GROUP_NS = 4000.0  # llvmpipe: to start a workgroup and to join its threads' results
+# measured on a GPU, ns: a step of a workgroup waits for keys, then for values, and longer for each
+# vector that a thread has under way; what a row beyond the first adds; its start and its end
+_STEP_NS, _VECTOR_NS = 700.0, 20.0
+_ROW_NS, _ROW_VECTOR_NS = 200.0, 15.0
+_ENDS_NS, _ROW_ENDS_NS = 500.0, 600.0
+_BESIDE = 0.15  # of waiting or reading, what the other does not hide
+_RESIDENT = 4  # workgroups that one processor of a GPU runs at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +73,35 @@ def decode_ns(
 ) -> float:
     """ns that the kernel takes when `share` of the keys count; its launch is not in it. `copied`
     keys and values are read from images where the target has them."""
-    profile, v = target.profile, tile.values
-    rows, splits = v["RB"], tile.splits
+    rows = tile.values["RB"]
     assert isinstance(rows, int)
-    workers = max(1.0, profile.bandwidth / profile.decode)
-    groups = s.heads * ceil(s.rows / rows) * splits
-    keys = s.keys * share / splits
-    quads = ceil(s.d / 4) + ceil(s.dv / 4)
-    if target.kind == "cpu":
-        load = _IMAGE if copied and target.images else 1.0
-        work = quads * (load + _ROW_WORK * rows) + _SCORE_WORK * rows
-        work += _SCORE_MEMORY * rows * (form == "phases")
-        waves = ceil(groups / max(1, round(workers)))
-    else:
-        work = quads * max(1.0, rows / _BUSY_ROWS) + 2.0 * rows * (form == "phases")
-        waves = max(1.0, groups / workers)
-    return waves * (16.0 * work * keys / profile.decode + _GROUP_NS[target.kind])
+    groups = s.heads * ceil(s.rows / rows) * tile.splits
+    keys = s.keys * share / tile.splits
+    if target.kind == "gpu":
+        return _gpu_ns(target, form, s, tile, groups, keys)
+    load = _IMAGE if copied and target.images else 1.0
+    work = (ceil(s.d / 4) + ceil(s.dv / 4)) * (load + _ROW_WORK * rows) + _SCORE_WORK * rows
+    work += _SCORE_MEMORY * rows * (form == "phases")
+    waves = ceil(groups / max(1, round(_workers(target))))
+    return waves * (16.0 * work * keys / target.profile.decode + _GROUP_NS)
+
+
+def _workers(target: Target) -> float:
+    """Workgroups that make up the device's bandwidth."""
+    return max(1.0, target.profile.bandwidth / target.profile.decode)
+
+
+def _gpu_ns(target: Target, form: Form, s: Shape, tile: Tile, groups: int, keys: float) -> float:
+    """A workgroup's steps follow one another, and wait for memory; all groups share its rate."""
+    rows, across, along, unroll = (int(tile.values[k]) for k in ("RB", "TX", "TY", "U"))  # type: ignore[call-overload]
+    vectors = unroll * (ceil(s.d / 4 / across) + ceil(s.dv / 4 / across))
+    step = _STEP_NS + _VECTOR_NS * vectors + (rows - 1) * (_ROW_NS + _ROW_VECTOR_NS * vectors)
+    steps = ceil(keys / (along * unroll)) * (2 if form == "phases" else 1)
+    workers = _workers(target)
+    waiting = steps * step * max(1.0, groups / (_RESIDENT * workers))
+    reading = 4.0 * (s.d + s.dv) * keys * max(1.0, groups / workers) / target.profile.decode
+    longer, shorter = max(waiting, reading), min(waiting, reading)
+    return longer + _BESIDE * shorter + _ENDS_NS + _ROW_ENDS_NS * rows
 
 
 def _tiles(target: Target, form: Form, s: Shape) -> Iterator[Tile]:
@@ -111,7 +130,7 @@ class _Threads:
 
 def _threads(target: Target, form: Form, s: Shape) -> Iterator[_Threads]:
     """The shape of a workgroup: as many rows as registers hold, since each tile of rows reads all
-    keys."""
+    keys; on a GPU also fewer, since workgroups run side by side."""
     for rows in dict.fromkeys(ceil(s.rows / parts) for parts in range(1, s.rows + 1)):
         if form == "phases" and s.rows % rows:
             continue  # scores of a row are changed in place, so it stands once
@@ -120,8 +139,8 @@ def _threads(target: Target, form: Form, s: Shape) -> Iterator[_Threads]:
             found = [] if lanes is None else [lanes]
         else:
             found = list(_shared(target, form, s, rows))
-        if found:
-            yield from found
+        yield from found
+        if found and (target.kind == "cpu" or form == "phases"):
             return
 
 
