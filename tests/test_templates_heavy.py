@@ -178,8 +178,8 @@ def check_product(device: wgpu.GPUDevice, product: Product, tile: Tile) -> None:
     wide = a.astype(np.float64) * 2 + 1
     want = wide @ b.astype(np.float64) + 3 * tile.splits
     scale = np.abs(wide) @ np.abs(b).astype(np.float64) + 3
-    for staged in (False, True) if tile.template == "contract_cpu.wgsl.j2" else (None,):
-        more = {} if staged is None else {"staged": staged}
+    for folded in (False, True) if tile.template == "contract_cpu.wgsl.j2" else (None,):
+        more = {} if folded is None else {"folded": folded}
         code = render(tile.template, **values, **more, **tile.values)
         (c,) = run(device, code, [o.stored() for o in operands.values()], [prod(shape)], tile.grid)
         got = c.reshape(tile.splits, p.batch, p.m, p.n).astype(np.float64).sum(0)
@@ -314,6 +314,8 @@ class Heads:
     mask: bool = False
     bias: bool = False
     scalar: bool = False
+    empty: str = "zero"
+    shared: int = 1  # heads side by side that share a bias, of which the gradient is the sum
 
     def arrays(self) -> dict[str, Array]:
         rng = np.random.default_rng(self.tq)
@@ -343,27 +345,35 @@ class Heads:
         if self.softcap is not None:
             t = np.tanh(s / self.softcap)
             s, slope = self.softcap * t, 1 - t * t
-        s = np.where(allowed, s + (bias if self.bias else 0), -np.inf)
-        some = allowed.any(-1, keepdims=True)
-        top = np.where(some, s.max(-1, keepdims=True), 0)
-        e = np.exp(s - top)
-        z = np.where(some, e.sum(-1, keepdims=True), 1)
-        p = e / z
+        hidden = -1e30 if self.empty == "mean" else -np.inf
+        s = np.where(allowed, s + (bias if self.bias else 0), hidden)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            top = s.max(-1, keepdims=True)
+            e = np.exp(s - top)
+            z = e.sum(-1, keepdims=True)
+            p = e / z
+            lse = np.where(top <= -5e29, -1e30 * z, top + np.log(z))
+        if self.empty == "zero":
+            some = allowed.any(-1, keepdims=True)
+            p, lse = np.where(some, p, 0), np.where(some, lse, -1e30)
         o = p @ v
         delta = (do * o).sum(-1)
-        ds = p * (do @ v.swapaxes(1, 2) - delta[..., None]) * slope * scale
+        change = np.where(allowed, p * (do @ v.swapaxes(1, 2) - delta[..., None]), 0)
+        ds = np.where(allowed, change * slope * scale, 0)
         return {
-            "o": o, "lse": np.where(some, top + np.log(z), -1e30)[..., 0], "delta": delta,
+            "o": o, "lse": lse[..., 0], "delta": delta,
             "dq": ds @ k, "dk": ds.swapaxes(1, 2) @ q, "dv": p.swapaxes(1, 2) @ do,
+            "ds": change.reshape(-1, self.shared, self.tq, self.tk).sum(1),
         }  # fmt: skip
 
     def vec(self, name: str) -> bool:
         sizes = {"q": self.d, "k": self.d, "v": self.dv, "o": self.dv, "do": self.dv}
-        sizes |= {"dq": self.d, "dk": self.d, "dv": self.dv}
+        sizes |= {"dq": self.d, "dk": self.d, "dv": self.dv, "ds": self.tk}
         return name in sizes and sizes[name] % 4 == 0 and not self.scalar
 
 
-RESULTS = {"forward": ("o", "lse"), "q": ("dq",), "kv": ("dk", "dv")}
+RESULTS = {"forward": ("o", "lse"), "q": ("dq",), "kv": ("dk", "dv"), "bias": ("ds",)}
+STEPS = tuple(RESULTS)
 
 
 def check_attention(
@@ -395,7 +405,9 @@ def check_attention(
         "load": load, "BH": heads.bh, "TQ": heads.tq, "TK": heads.tk, "D": heads.d, "DV": heads.dv,
         "scale": heads.d**-0.5, "causal": heads.causal, "offset": heads.offset,
         "window": heads.window, "softcap": heads.softcap,
-        "has_mask": heads.mask, "has_bias": heads.bias,
+        "has_mask": heads.mask, "has_bias": heads.bias, "empty": heads.empty,
+        "KEPT": heads.bh // heads.shared, "SUMMED": heads.shared,
+        "head": f"kept * {heads.shared}u + each",
     }  # fmt: skip
     values |= {f"{name}_vec": heads.vec(name) for name in (*names, *results)}
     for name in results:
@@ -407,15 +419,19 @@ def check_attention(
         value, expected = result.reshape(want[name].shape).astype(np.float64), want[name]
         if name == "lse":
             empty = expected < -1e29
-            assert np.all(value[empty] == np.float32(-1e30))
+            np.testing.assert_allclose(value[empty], expected[empty], rtol=1e-6)
             value, expected = value[~empty], expected[~empty]
+        undefined = np.isnan(expected)
+        assert np.array_equal(undefined, np.isnan(value)), name
+        value, expected = value[~undefined], expected[~undefined]
         largest = np.abs(expected).max(initial=1e-3)
         assert np.max(np.abs(value - expected), initial=0.0) < 4e-6 * largest, name
 
 
 def attention_tile(target: Target, heads: Heads, step: str, **changes: object) -> Tile:
     h = heads
-    best = attention_candidates(target, step, h.bh, h.tq, h.tk, h.d, h.dv, count=1)[0]
+    kept = h.bh // h.shared
+    best = attention_candidates(target, step, h.bh, h.tq, h.tk, h.d, h.dv, count=1, kept=kept)[0]
     return with_values(best, **changes)
 
 
@@ -427,13 +443,43 @@ MASKS = [
 
 
 @pytest.mark.parametrize("kwargs", MASKS, ids=lambda kwargs: "-".join(kwargs) or "plain")
-@pytest.mark.parametrize("step", ["forward", "q", "kv"])
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("target", [LLVMPIPE, FLOOR], ids=["cpu", "gpu"])
 def test_attention(
     device: wgpu.GPUDevice, target: Target, step: str, kwargs: dict[str, object]
 ) -> None:
     heads = Heads(2, 29, 37, 10, 36, **kwargs)  # pyright: ignore[reportArgumentType]
     check_attention(device, heads, step, attention_tile(target, heads, step))
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"mask": True}, {"mask": True, "causal": True, "offset": 3}, {"mask": True, "window": 6},
+        {"mask": True, "bias": True, "softcap": 2.0}, {"bias": True},
+        {"causal": True, "offset": -3}, {"mask": True, "causal": True, "window": 5, "shared": 2},
+    ],
+    ids=lambda kwargs: "-".join(kwargs),
+)  # fmt: skip
+@pytest.mark.parametrize("empty", ["nan", "mean"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("target", [LLVMPIPE, FLOOR, NVIDIA], ids=["cpu", "gpu", "held"])
+def test_attention_of_rows_without_keys(
+    device: wgpu.GPUDevice, target: Target, step: str, empty: str, kwargs: dict[str, object]
+) -> None:
+    if target is NVIDIA and step != "forward":
+        return  # has templates of its own for the forward pass only
+    heads = Heads(2, 29, 37, 12, 36, empty=empty, **kwargs)  # pyright: ignore[reportArgumentType]
+    check_attention(device, heads, step, attention_tile(target, heads, step))
+
+
+@pytest.mark.parametrize("shared", [2, 6])
+@pytest.mark.parametrize("target", [LLVMPIPE, FLOOR], ids=["cpu", "gpu"])
+def test_the_gradient_of_a_shared_bias(device: wgpu.GPUDevice, target: Target, shared: int) -> None:
+    heads = Heads(6, 21, 40, 8, 4, bias=True, causal=True, offset=10, shared=shared)
+    arrays = heads.arrays()
+    arrays["bias"] = np.repeat(arrays["bias"][::shared], shared, 0)
+    check_attention(device, heads, "bias", attention_tile(target, heads, "bias"), arrays)
 
 
 @pytest.mark.parametrize("step", ["forward", "q", "kv"])

@@ -144,7 +144,7 @@ class _Product:
             values = swapped(values)
         if tile.template == "contract_cpu.wgsl.j2":
             vec = 4 if wide and tile.values["CW"] == 4 else 1
-            values["staged"] = self._is_long(emitter, store, vec)
+            values["folded"] = self._is_long(emitter, store, vec)
         features = ("subgroup",) if job.target.kind == "cpu" and "L" in tile.values else ()
         return finish(
             job,
