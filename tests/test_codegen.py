@@ -92,6 +92,15 @@ def test_grids_beyond_one_dimension(device, n):
     np.testing.assert_array_equal(got[0], -np.arange(n, dtype=np.float32))
 
 
+@pytest.mark.parametrize("n", [4 << 17, (4 << 17) + 36, (1 << 17) + 1])
+def test_workgroups_of_large_arrays_are_larger_on_gpus(device, n):
+    x = given(0, (n,))
+    plan = check(device, TARGETS["gpu"], [x], [E.erf(x) + x], kernels=1)
+    assert plan.kernels[0].workgroup == (256, 1, 1)
+    plan = check(device, TARGETS["gpu"], [given(0, (64,))], [E.erf(given(0, (64,)))], kernels=1)
+    assert plan.kernels[0].workgroup == (64, 1, 1)
+
+
 def moved(x: Node, choice: random.Random) -> Node:
     """A random movement of x."""
     shape, rank = x.shape, len(x.shape)

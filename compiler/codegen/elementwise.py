@@ -10,6 +10,7 @@ from .emitter import Emitter, V
 from .source import Job, finish
 
 WORKGROUP = 64
+LARGE_WORKGROUP, MANY = 256, 1 << 17  # of a GPU, for at least so many invocations
 
 
 def lower_elementwise(job: Job) -> list[KernelSource]:
@@ -27,12 +28,13 @@ def lower_elementwise(job: Job) -> list[KernelSource]:
     for k, (out, value) in enumerate(zip(outputs, values, strict=True)):
         emitter.accesses[k].vector = wide
         emitter.store(k, flat, value, out.dtype)
-    groups = -(-count // WORKGROUP)
-    grid = fold(groups, job.target.max_groups)
+    large = job.target.kind == "gpu" and count >= MANY
+    workgroup = min(LARGE_WORKGROUP, job.target.max_invocations) if large else WORKGROUP
+    grid = fold(-(-count // workgroup), job.target.max_groups)
     filled = {
         "body": emitter.text,
         "count": count,
-        "workgroup": WORKGROUP,
-        "width": grid[0] * WORKGROUP,
+        "workgroup": workgroup,
+        "width": grid[0] * workgroup,
     }
-    return [finish(job, emitter, "elementwise.wgsl.j2", filled, grid, (WORKGROUP, 1, 1))]
+    return [finish(job, emitter, "elementwise.wgsl.j2", filled, grid, (workgroup, 1, 1))]
