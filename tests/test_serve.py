@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from model_files import tiny_folder
@@ -10,7 +11,7 @@ from starlette.testclient import TestClient
 
 from eggpu.generate import Generator, Sampling, load_language_model
 from eggpu.generate.batching import Batcher
-from eggpu.serve import Engine, application
+from eggpu.serve import Engine, application, requests
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for all plans
 CHAT = "/v1/chat/completions"
@@ -119,6 +120,20 @@ def test_choices_seeds_and_options(client, language, generator):
     assert len({c["text"] for c in found}) > 1
     texts = {ask(client, temperature=1.5).json()["choices"][0]["text"] for _ in range(4)}
     assert len(texts) > 1  # without a seed each answer is its own
+
+
+def test_what_a_request_leaves_open_is_the_models_own_choice():
+    own = Sampling(temperature=0.6, top_k=20, top_p=0.9, repetition_penalty=1.1)
+    for read, body in (
+        (requests.chat, {"messages": HELLO}),
+        (requests.completion, {"prompt": "x"}),
+    ):
+        left_open = read({**body, "seed": 0}, own).request.sampling
+        assert left_open == own
+        given = read({**body, "seed": 0, "temperature": 0, "top_p": 1}, own).request.sampling
+        assert given == replace(own, temperature=0.0, top_p=1.0)
+        # as OpenAI has it, where the model has no settings
+        assert read({**body, "seed": 0}, Sampling()).request.sampling == Sampling(temperature=1.0)
 
 
 def test_stop_strings(client):

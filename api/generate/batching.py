@@ -130,7 +130,7 @@ class Batcher:
         self.most_bytes = most_bytes or eg.device().target.max_binding_bytes
         self.sizes = tuple(sorted({min(n, self.context) for n in sizes}))
         self._decode: Compiled = eg.compile(
-            decode, donate=("slots", "options"), name="decode", **options
+            decode, donate=("slots", "options"), name="decode", fetch=0, **options
         )
         self._prefill: Compiled = eg.compile(
             prefill, donate=("slots", "options"), name="prefill", **options

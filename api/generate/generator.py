@@ -21,6 +21,7 @@ from eggpu.models.cache import Cache, Place, chunk, empty
 from eggpu.models.llama import Settings
 from eggpu.session import Compiled
 
+Progress = Callable[[int, int], None]  # (tokens of the longest prompt taken in, of all)
 SIZES = (1, 16, 64, 256)  # positions of the prefill plans
 
 
@@ -105,10 +106,12 @@ class Generator:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling | Sequence[Sampling] | None = None,
+        progress: Progress | None = None,
     ) -> GenerationSession:
         """Take prompts in, one a row of the batch; the first token of each is then chosen, by one
-        choice of sampling or one a row."""
-        return GenerationSession(self, prompts, sampling or Sampling())
+        choice of sampling or one a row. `progress` is called with 0 first, and after each chunk,
+        which is then waited for."""
+        return GenerationSession(self, prompts, sampling or Sampling(), progress)
 
     @property
     def programs(self) -> int:
@@ -132,6 +135,7 @@ class GenerationSession:
         generator: Generator,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling | Sequence[Sampling],
+        progress: Progress | None = None,
     ) -> None:
         texts = [list(p) for p in prompts]
         _check(texts, generator)
@@ -143,11 +147,14 @@ class GenerationSession:
         self._position = np.zeros(len(texts), np.int32)
         place = Place(array(self._position))
         self._state = State(generator.empty_cache(), place, knobs(sampling, texts, vocab))
-        self._run(texts)
+        self._run(texts, progress)
 
-    def _run(self, texts: Sequence[Sequence[int]]) -> None:
+    def _run(self, texts: Sequence[Sequence[int]], progress: Progress | None = None) -> None:
         """Write tokens into the cache in chunks; short rows wait, so that all end in the last."""
         left = np.array([len(t) for t in texts], np.int32)
+        total = int(left.max())
+        if progress is not None:
+            progress(0, total)
         while longest := int(left.max()):
             size, count = chunk(longest, self.room, self.generator.sizes)
             after = longest - count
@@ -159,6 +166,9 @@ class GenerationSession:
             self._step(array(part), array(taken))
             if after:  # what this chunk chose is not written
                 self._saw(self.texts)
+            if progress is not None:
+                self._chosen.numpy()  # waits for the chunk
+                progress(total - after, total)
         self._read()
 
     def _saw(self, texts: Sequence[Sequence[int]]) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eggpu.generate import chat
 from eggpu.generate.find import find
-from eggpu.generate.generator import GenerationError, GenerationSession, Generator
+from eggpu.generate.generator import GenerationError, GenerationSession, Generator, Progress
 from eggpu.generate.sampling import Sampling
+from eggpu.generate.suggested import suggested
 from eggpu.generate.text import TextStream
 from eggpu.generate.tokenizer import Tokenizer, from_file, from_gguf
-from eggpu.importers.folder import Folder, open_folder
+from eggpu.importers.folder import Folder, open_folder, read_json
 from eggpu.importers.gguf_file import GGUF, open_gguf
 from eggpu.importers.tensors import ModelFileError
 from eggpu.models import gpt2, llama_config
+
+_SETTINGS = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A model, its tokenizer, and the template of its conversations ("" where it has none)."""
+    """A model, its tokenizer, the template of its conversations ("" where it has none), and how
+    its authors would have tokens chosen."""
 
     model: Any
     tokenizer: Tokenizer
     template: str = ""
     begin: str = ""
     end: str = ""
+    sampling: Sampling = field(default_factory=Sampling)
 
     def prompt(self, text: str | Sequence[chat.Message], raw: bool = False) -> list[int]:
         """Ids of a prompt: a text to continue (`raw`, or no template), or one or more messages."""
@@ -51,13 +56,14 @@ class LanguageModel:
 
     def stream(
         self, generator: Generator, ids: Sequence[int], sampling: Sampling | None = None, *,
-        most: int = 256, stop: Sequence[str] = (),
+        most: int = 256, stop: Sequence[str] = (), progress: Progress | None = None,
     ) -> Iterator[Piece]:  # fmt: skip
         """The continuation of a prompt as it is made, up to `most` tokens, the end of the text, or
-        one of the strings `stop`, which is not part of it."""
+        one of the strings `stop`, which is not part of it. Without `sampling` tokens are chosen as
+        the model's authors would. `progress` is told how far the prompt is taken in."""
         if most < 1:
             raise GenerationError(f"needs at least 1 token to generate, got {most}")
-        session = generator.start([ids], sampling)
+        session = generator.start([ids], sampling or self.sampling, progress)
         return _pieces(self.tokenizer, session, most, tuple(s for s in stop if s))
 
 
@@ -104,9 +110,12 @@ def _from_file(path: Path) -> LanguageModel:
         return tokens[at] if isinstance(at, int) and 0 <= at < len(tokens) else ""
 
     template = file.get("tokenizer.chat_template", "")
+    settings = path.parent / _SETTINGS
+    values = read_json(settings) if settings.is_file() else {}
     return LanguageModel(
-        llama_config.from_gguf(file), tokenizer, str(template), text("bos"), text("eos")
-    )
+        llama_config.from_gguf(file), tokenizer, str(template), text("bos"), text("eos"),
+        suggested(values, str(settings)),
+    )  # fmt: skip
 
 
 def _ends(file: GGUF) -> list[int]:
@@ -127,12 +136,13 @@ def _from_folder(path: Path, context: int | None) -> LanguageModel:
     settings = folder.json("tokenizer_config.json")
     tokenizer = from_file(path / "tokenizer.json", _end_ids(folder))
     begin, end = (_token_text(settings.get(k)) for k in ("bos_token", "eos_token"))
-    return LanguageModel(model, tokenizer, _template(folder, settings), begin, end)
+    sampling = suggested(folder.json(_SETTINGS), str(path / _SETTINGS))
+    return LanguageModel(model, tokenizer, _template(folder, settings), begin, end, sampling)
 
 
 def _end_ids(folder: Folder) -> list[int]:
     found: list[int] = []
-    for values in (folder.config, folder.json("generation_config.json")):
+    for values in (folder.config, folder.json(_SETTINGS)):
         ids = values.get("eos_token_id")
         found += [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)]
     return found

@@ -45,4 +45,9 @@ class Config:
             raise ModelFileError(f"{self.where} has no {key!r}")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelFileError(f"{self.where} needs a number {key!r}, got {value!r:.60}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ModelFileError(
+                f"{self.where} needs a number {key!r} that a float holds, got {value!r:.60}"
+            ) from None

@@ -106,7 +106,8 @@ class _Server:
             raise RequestError(message, "model", status=404, code="model_not_found")
 
     async def chat(self, request: HttpRequest) -> Response:
-        asked = requests.chat(parse(await self._body(request)))
+        body = parse(await self._body(request))
+        asked = requests.chat(body, self.engine.language.sampling)
         self._known(asked.request.model)
 
         def prompts() -> list[list[int]]:
@@ -119,7 +120,8 @@ class _Server:
         return await self._answer(request, answer, prompts)
 
     async def completions(self, request: HttpRequest) -> Response:
-        asked = requests.completion(parse(await self._body(request)))
+        body = parse(await self._body(request))
+        asked = requests.completion(body, self.engine.language.sampling)
         self._known(asked.request.model)
 
         def prompts() -> list[list[int]]:

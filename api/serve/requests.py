@@ -61,8 +61,9 @@ class Completion:
     prompts: tuple[str | tuple[int, ...], ...]
 
 
-def chat(body: Mapping[str, Any]) -> Chat:
-    """A request of /v1/chat/completions."""
+def chat(body: Mapping[str, Any], base: Sampling | None = None) -> Chat:
+    """A request of /v1/chat/completions. What it leaves open is as in `base`, the model's own
+    choice of tokens; the temperature is OpenAI's 1 where that has none."""
     f = Fields(body)
     f.only(_CHAT)
     for key in ("tools", "functions"):
@@ -78,11 +79,11 @@ def chat(body: Mapping[str, Any]) -> Chat:
     if top and not told:
         raise RequestError("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
     limit = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
-    return Chat(_request(f, limit, told, top), _messages(body.get("messages")))
+    return Chat(_request(f, limit, told, top, base), _messages(body.get("messages")))
 
 
-def completion(body: Mapping[str, Any]) -> Completion:
-    """A request of /v1/completions."""
+def completion(body: Mapping[str, Any], base: Sampling | None = None) -> Completion:
+    """A request of /v1/completions, with `base` as for `chat`."""
     f = Fields(body)
     f.only(_COMPLETION)
     f.refuse("suffix", "")
@@ -90,13 +91,14 @@ def completion(body: Mapping[str, Any]) -> Completion:
     f.refuse("best_of", 1)
     told = body.get("logprobs") is not None
     top = f.integer("logprobs", 0, 0, 5)
-    request = _request(f, "max_tokens", told, top)
+    request = _request(f, "max_tokens", told, top, base)
     if not request.most:
         request = replace(request, most=16)  # what OpenAI takes
     return Completion(request, _prompts(body.get("prompt")))
 
 
-def _request(f: Fields, limit: str, told: bool, top: int) -> Request:
+def _request(f: Fields, limit: str, told: bool, top: int, base: Sampling | None) -> Request:
+    base = base or Sampling()
     for key in ("presence_penalty", "frequency_penalty"):
         f.refuse(key, 0, 0.0)
     f.refuse("logit_bias", {})
@@ -105,11 +107,11 @@ def _request(f: Fields, limit: str, told: bool, top: int) -> Request:
     options.only(("include_usage", "include_obfuscation"))
     seed = f.integer("seed", secrets.randbits(63), -(2**63), 2**63 - 1)
     sampling = Sampling(
-        temperature=f.number("temperature", 1.0, 0, 2),
-        top_p=max(f.number("top_p", 1.0, 0, 1), 1e-9),
-        top_k=f.integer("top_k", 0, 0, 2**31 - 1),
-        min_p=f.number("min_p", 0.0, 0, 1),
-        repetition_penalty=f.number("repetition_penalty", 1.0, 0.01, 100),
+        temperature=f.number("temperature", base.temperature or 1.0, 0, 2),
+        top_p=max(f.number("top_p", base.top_p, 0, 1), 1e-9),
+        top_k=f.integer("top_k", base.top_k, 0, 2**31 - 1),
+        min_p=f.number("min_p", base.min_p, 0, 1),
+        repetition_penalty=f.number("repetition_penalty", base.repetition_penalty, 0.01, 100),
         seed=seed % 2**64,
         logprobs=told,
     )
