@@ -92,15 +92,6 @@ def test_grids_beyond_one_dimension(device, n):
     np.testing.assert_array_equal(got[0], -np.arange(n, dtype=np.float32))
 
 
-@pytest.mark.parametrize("n", [4 << 17, (4 << 17) + 36, (1 << 17) + 1])
-def test_workgroups_of_large_arrays_are_larger_on_gpus(device, n):
-    x = given(0, (n,))
-    plan = check(device, TARGETS["gpu"], [x], [E.erf(x) + x], kernels=1)
-    assert plan.kernels[0].workgroup == (256, 1, 1)
-    plan = check(device, TARGETS["gpu"], [given(0, (64,))], [E.erf(given(0, (64,)))], kernels=1)
-    assert plan.kernels[0].workgroup == (64, 1, 1)
-
-
 def moved(x: Node, choice: random.Random) -> Node:
     """A random movement of x."""
     shape, rank = x.shape, len(x.shape)
@@ -224,6 +215,9 @@ ROWS = [
     (1, 5000),
     (60000, 2),
     (2, 60000),
+    (1, 200_000),
+    (45, 18),
+    (9, 20),
 ]
 
 
@@ -235,10 +229,40 @@ def test_softmax_is_one_kernel_unless_rows_are_few_and_long(device, target, shap
     rows, length = shape[1 - axis], shape[axis]
     if rows * length < 10_000 or (rows > 100 and length < 1000):
         assert len(plan.kernels) == 1
-    if rows == 2 and length == 60000:
-        assert (
-            len(plan.kernels) == 5
-        )  # segments and their combination for each reduction, then the result
+    shared = target.kind == "cpu" and axis == 1  # two rows keep two cores busy
+    if (rows, length) in ((2, 60000), (1, 200_000)) and not (shared and rows == 2):
+        # segments and their combination for each reduction, then the result
+        assert len(plan.kernels) == 5
+
+
+@pytest.mark.parametrize("shape", [(37, 64), (5, 130), (70, 259), (9, 20), (131, 512), (66, 1000)])
+@pytest.mark.parametrize("dtype", [f32, f16, i32, u32, bool_])
+def test_lanes_that_share_rows(device, shape, dtype):
+    x = given(0, shape, dtype)
+    least, most = ("any", "all") if dtype is bool_ else ("min", "max")
+    low, high = (spread(reduce(c, x, (1,)), shape) for c in (least, most))
+    middle = E.select(E.eq(x, high), low, x)
+    outputs = [middle, reduce(most, middle, (1,))]
+    arrays = [values(x)]
+    if dtype is f16:
+        arrays = [a.astype(np.float16) for a in arrays]
+    target = replace(LLVMPIPE, features=("immediates", "shader-f16", "subgroup"))
+    plan = check(device, target, [x], outputs, arrays, kernels=1)
+    assert plan.kernels[0].template == "rows_cpu.wgsl.j2"
+
+
+def test_lanes_that_share_rows_keep_nan_and_infinities_in_their_row(device):
+    x = given(0, (66, 131))
+    array = values(x)
+    array[3, 130], array[4, 7], array[5, 64], array[6] = np.nan, np.inf, -np.inf, -np.inf
+    graph = Graph("s", (x,), (softmax(x, 1), reduce("max", x, (1,))))
+    (got, top), plan = run(device, graph, [Group(graph.outputs, (x,))], [array], LLVMPIPE)
+    assert [k.template for k in plan.kernels] == ["rows_cpu.wgsl.j2"]
+    assert np.isnan(got[[3, 4, 6]]).any(1).all()
+    assert np.isnan(got[3]).all()
+    assert np.isfinite(np.delete(got, [3, 4, 6], 0)).all()
+    assert got[5, 64] == 0
+    np.testing.assert_array_equal(top, array.max(1, keepdims=True))
 
 
 @pytest.mark.parametrize(

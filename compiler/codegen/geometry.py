@@ -8,16 +8,24 @@ from dataclasses import dataclass, replace
 from ..index import Index, flatten, unflatten
 from ..schedule.space import Pattern, length, rows
 from ..schedule.target import Target
+from ..schedule.tile_rows import has_subgroups
 
 _LANES = 8  # invocations that a CPU without subgroups runs together
+_LEAST_GROUPS = 8  # of rows that lanes share
 _GROUPS = 4  # of as many invocations, that keep the threads of a CPU busy
 _INLINE = 8  # steps of a row that are written out instead of looped over
 _INLINE_WIDEST = 16  # the same for the largest workgroups of a gpu: a row stays in their registers
 _WIDEST = 1024
+_HELD = 16  # the same for the lanes of a CPU: a row stays on their stack
+_TURNS = 16  # rows that lanes have one after the other, so that operands of columns are read once
+_FEWEST = 4  # lanes of a row, or each lane has a row of its own
+_EACH = 2  # steps of a lane that sharing rows is worth
+_FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
 _UNROLL = 4  # steps of a loop on a gpu that are under way together
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
 _SEQUENTIAL = 4096  # steps that one invocation does sooner than two kernels more
 _BUSY = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
+_BUSY_SHARED = 2  # rows that lanes share that are enough
 _WANTED = {"cpu": 1024, "gpu": 256}  # invocations (workgroups) where rows are in segments
 
 
@@ -25,10 +33,11 @@ _WANTED = {"cpu": 1024, "gpu": 256}  # invocations (workgroups) where rows are i
 class Geometry:
     """R rows a workgroup, T threads a row, S segments of a row; a step is one element or one vec4.
 
-    On a CPU an invocation takes `unroll` steps of a row at a time, or has `copies` rows, `lanes`
-    units apart: whole cache lines are used at once, which counts where rows lie a power of two
-    apart and compete for places in the cache. On a GPU `unroll` steps, T apart, are under way at
-    a time.
+    On a CPU the lanes of a subgroup share rows where elements of a row lie together: T lanes a row,
+    R rows one after the other. Otherwise an invocation takes `unroll` steps of a row at a time, or
+    has `copies` rows, `lanes` units apart: whole cache lines are used at once, which counts where
+    rows lie a power of two apart and compete for places in the cache. On a GPU `unroll` steps, T
+    apart, are under way at a time.
 
     along: neighbouring elements of memory belong to one row, so that a vec4 holds four elements of
     a row. across: they belong to neighbouring rows, so that a vec4 holds one element of each of
@@ -44,6 +53,7 @@ class Geometry:
     unroll: int = 1
     copies: int = 1
     lanes: int = _LANES  # invocations that a CPU runs together
+    shared: bool = False  # lanes of a CPU have a row together
 
     @property
     def rows(self) -> int:
@@ -89,13 +99,19 @@ class Geometry:
 
     @property
     def inline(self) -> bool:
-        most = _INLINE_WIDEST if self.T == _WIDEST else _INLINE
-        return self.segments == 1 and self.trips + self.tail <= most
+        most = _INLINE_WIDEST if self.T == _WIDEST else _HELD if self.shared else _INLINE
+        tail = min(self.tail, 1) if self.shared else self.tail
+        return self.segments == 1 and self.trips + tail <= most
 
     @property
     def workgroups(self) -> int:
-        """On a gpu."""
-        return -(-self.units // self.R) * self.segments
+        """On a gpu, or where lanes of a CPU share rows."""
+        return -(-self.units // (self.R * self.members)) * self.segments
+
+    @property
+    def members(self) -> int:
+        """Rows that the lanes of a CPU have side by side."""
+        return self.lanes // self.T if self.shared else 1
 
     def flat(self, row: Index, position: Index) -> Index:
         """Where element `position` of row `row` lies in row-major order."""
@@ -105,21 +121,57 @@ class Geometry:
         return flatten(at, [n for _, n in self.pattern])
 
 
-def geometry(pattern: Pattern, target: Target, segments: int = 1) -> Geometry:
-    """How to run over a pattern in `segments` a row."""
+def geometry(pattern: Pattern, target: Target, segments: int = 1, passes: int = 1) -> Geometry:
+    """How to run over a pattern in `segments` a row, `passes` times."""
+    plain = _plain(pattern, target, segments)
+    if target.kind == "cpu":
+        return _shared(plain) if _shares(plain, target, passes) else _whole_lines(plain)
+    threads, together = _threads(plain, target)
+    found = replace(plain, T=threads, R=together)
+    even = found.steps % (segments * threads * _UNROLL) == 0
+    return replace(found, unroll=_UNROLL) if even and not found.inline else found
+
+
+def other_geometry(pattern: Pattern, target: Target, passes: int) -> Geometry | None:
+    """The other way of lanes of a CPU with rows, if there are two."""
+    plain = _plain(pattern, target, 1)
+    if target.kind != "cpu" or not _can_share(plain, target):
+        return None
+    return _whole_lines(plain) if _shares(plain, target, passes) else _shared(plain)
+
+
+def _plain(pattern: Pattern, target: Target, segments: int) -> Geometry:
+    """One thread a row."""
     along = not pattern or pattern[-1][0]
     run = pattern[-1][1] if pattern else 1
     reduced_runs = sum(reduced for reduced, _ in pattern)
     # where rows do not begin at a vec4, neighbouring threads of a gpu read neighbouring elements
     # instead
     wide = run >= 4 and (run % 4 == 0 or (along and reduced_runs == 1 and target.kind == "cpu"))
-    plain = Geometry(pattern, along, wide, 1, 1, segments)
-    if target.kind == "cpu":
-        return _whole_lines(replace(plain, lanes=target.subgroup or _LANES))
-    threads, together = _threads(plain, target)
-    found = replace(plain, T=threads, R=together)
-    even = found.steps % (segments * threads * _UNROLL) == 0
-    return replace(found, unroll=_UNROLL) if even and not found.inline else found
+    return Geometry(pattern, along, wide, 1, 1, segments, lanes=target.subgroup or _LANES)
+
+
+def _can_share(g: Geometry, target: Target) -> bool:
+    """Whether the lanes of a CPU can have rows together."""
+    return has_subgroups(target) and g.along and g.segments == 1 and g.steps >= _FEWEST
+
+
+def _shares(g: Geometry, target: Target, passes: int) -> bool:
+    """Whether they had better: they load once what several passes need, and store whole lines."""
+    worth = (passes > 1 and g.steps >= _EACH * g.lanes) or g.units < _FEW_ROWS
+    return worth and _can_share(g, target)
+
+
+def _shared(g: Geometry) -> Geometry:
+    """The same with T lanes a row, and R rows one after the other."""
+    g = replace(g, T=_power(g.steps, g.lanes), shared=True)
+    tiles = -(-g.units // g.members)
+    turns = min(_TURNS, max(1, tiles // _LEAST_GROUPS))
+    if not g.inline:
+        even = g.steps % (g.T * _UNROLL) == 0
+        g = replace(g, unroll=_UNROLL if even else 1)
+        turns = min(turns, max(1, _SEQUENTIAL // g.trips))
+    return replace(g, R=turns)
 
 
 def _whole_lines(g: Geometry) -> Geometry:
@@ -165,6 +217,7 @@ def fits(g: Geometry, passes: int, target: Target) -> bool:
     """Whether one kernel can make `passes` passes over every row."""
     iterations = g.trips * passes if not g.inline else 0
     iterations += iterations // 64
+    iterations = (iterations + 1) * g.R if g.shared else iterations
     return not target.loop_limit or iterations + _SLACK <= target.loop_limit
 
 
@@ -174,12 +227,14 @@ def worthwhile(g: Geometry, passes: int, target: Target) -> bool:
     if target.kind == "gpu":
         short = g.inline or g.trips * passes <= 4 * _INLINE
         return short or g.workgroups >= _BUSY["gpu"]
-    return g.units >= _BUSY["cpu"] or g.trips * passes <= _SEQUENTIAL
+    busy = _BUSY_SHARED if g.shared else _BUSY["cpu"]
+    return g.units >= busy or g.trips * passes <= _SEQUENTIAL
 
 
 def split(pattern: Pattern, target: Target) -> Geometry:
     """How to run over a pattern in as many segments as keep the device busy and its loops short."""
-    whole = geometry(pattern, target)
+    plain = _plain(pattern, target, 1)
+    whole = _whole_lines(plain) if target.kind == "cpu" else geometry(pattern, target)
     least = 32 if target.kind == "cpu" else _INLINE  # steps of a thread
     wanted = -(-_WANTED[target.kind] * whole.R // whole.units)
     segments = min(max(wanted, 1), max(1, whole.steps // (least * whole.T)))

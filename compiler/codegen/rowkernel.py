@@ -4,6 +4,7 @@ rows."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from ..index import Index, flatten, index, unflatten, variable
@@ -61,10 +62,18 @@ class _RowKernel:
             access.vector = g.wide and along and access.size % 4 == 0 and g.tail == 0
 
     def build(self) -> KernelSource:
+        if self.g.shared:
+            self._shared_rows()
+            return self._finish()
         if self.job.target.kind == "cpu":
             self._cpu_variables()
         else:
             self._gpu_variables()
+        self._passes()
+        return self._finish()
+
+    def _passes(self) -> None:
+        """All that is done for the current rows."""
         reductions = [n for n in self.a.body if n.kind is Kind.REDUCE]
         levels = [self.a.level[n] - 1 for n in reductions] + [self.a.level[o] for o in self.full]
         for level in sorted(set(levels)):
@@ -74,7 +83,6 @@ class _RowKernel:
             if now or full:
                 self._pass(level, now, full)
         self._store_rows()
-        return self._finish()
 
     # ---- where things are
 
@@ -132,6 +140,30 @@ class _RowKernel:
             self.row, self.em.bound = copy
             yield c
 
+    def _shared_rows(self) -> None:
+        """Lanes of a CPU that have rows together, one after the other."""
+        g, em = self.g, self.em
+        tile = em.variable("tile", g.workgroups)
+        self.thread = em.variable("thread", g.T, f"lane % {g.T}u")
+        member = em.variable("member", g.members, f"lane / {g.T}u")
+        loop = em.block(f"for (var turn = 0u; turn < {g.R}u; turn++)") if g.R > 1 else nullcontext()
+        with loop:
+            turn = em.variable("turn", g.R)
+            unit = (tile * g.R + turn) * g.members + member
+            self._set_rows([self._inside(unit, g.units % (g.R * g.members) != 0)])
+            self._passes()
+
+    def _inside(self, unit: Index, guarded: bool) -> Index:
+        """A row that there is; with `guarded`, one may be asked for that there is not."""
+        if not guarded:
+            return unit
+        em, count = self.em, self.g.units
+        at = em.index(unit)
+        self.row_present = em.let(
+            "row present", "present", f"{at.text} < {count}u", at.depth, False
+        )
+        return em.variable("row", count, f"min({at.text}, {count - 1}u)")
+
     def _gpu_variables(self) -> None:
         g, em = self.g, self.em
         fast, slow = ("thread", "member") if g.along else ("member", "thread")
@@ -148,11 +180,7 @@ class _RowKernel:
         else:
             tile = em.variable("tile", tiles)
         unit = tile * g.R + member
-        if g.units % g.R:
-            at = em.index(unit)
-            self.row_present = em.let("row present", "present", f"{at.text} < {g.units}u", 0, False)
-            unit = em.variable("row", g.units, f"min({at.text}, {g.units - 1}u)")
-        self._set_rows([unit])
+        self._set_rows([self._inside(unit, g.units % g.R != 0)])
 
     # ---- passes
 
@@ -339,8 +367,9 @@ class _RowKernel:
             name = self._named(node.op.name, self._combined(node, name, rest, False))
         if g.T > 1:
             tree = self._tree(node, wide)
-            name = self._named(node.op.name, f"{tree}({name}, local, thread)")
-        return Value(name, wide)
+            where = "" if g.shared else ", local, thread"
+            name = self._named(node.op.name, f"{tree}({name}{where})")
+        return Value(name, wide, self.em.depth)
 
     def _named(self, prefix: str, text: str) -> str:
         name = self.em.fresh(prefix)
@@ -393,8 +422,6 @@ class _RowKernel:
         return Value("thread == 0u") if self.g.T > 1 else None
 
     def _guarded(self, conditions: Sequence[Value | None]):  # noqa: ANN202
-        from contextlib import nullcontext
-
         needed = [c.text for c in conditions if c is not None]
         return self.em.block(f"if ({' && '.join(needed)})") if needed else nullcontext()
 
@@ -403,6 +430,8 @@ class _RowKernel:
         for access in self.em.accesses:
             passes = len({phase for _, phase in access.at})
             access.reused &= access.size * passes >= _WORTH_A_COPY
+        if g.shared:
+            return self._finish_shared()
         if target.kind == "cpu":
             count = g.workers
             size = g.lanes if count < 2048 or not g.inline else max(64, g.lanes)
@@ -437,3 +466,12 @@ class _RowKernel:
             (g.R * g.T, 1, 1),
             features=features,
         )
+
+    def _finish_shared(self) -> KernelSource:
+        g, job = self.g, self.job
+        grid = fold(g.workgroups, job.target.max_groups)
+        trees = [tree[:3] for tree in self.trees.values()]
+        values = {"tiles": g.workgroups, "width": grid[0], "L": g.lanes, "T": g.T, "trees": trees}
+        values["body"] = self.em.text
+        template, features = "rows_cpu.wgsl.j2", ("subgroup",) if g.T > 1 else ()
+        return finish(job, self.em, template, values, grid, (g.lanes, 1, 1), features=features)

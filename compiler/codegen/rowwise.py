@@ -11,8 +11,9 @@ from ..ops.reduce import Reduce
 from ..schedule.kernel import KernelSource, Scratch, Stored
 from ..schedule.selection import Group
 from ..schedule.space import PURE, Analysis, analyze
+from ..schedule.target import Target
 from .elementwise import lower_elementwise
-from .geometry import Geometry, fits, geometry, split, worthwhile
+from .geometry import Geometry, fits, geometry, other_geometry, split, worthwhile
 from .rewrite import partial_input, replaced, summed
 from .rowkernel import row_kernel
 from .source import Job
@@ -27,13 +28,22 @@ def lower_rows(job: Job, analysis: Analysis) -> list[KernelSource]:
         return lower_job(job.part(live))
     if analysis.columns:
         return _rows_then_columns(job, analysis)
-    whole = geometry(analysis.pattern, job.target)
     passes = _passes(analysis)
-    best = not worthwhile(whole, passes, job.target)
-    staged = job.hints.get("staged", job.ranked((best, not best)))
-    if fits(whole, passes, job.target) and not staged:
-        return [row_kernel(job, analysis, whole)]
-    return _staged(job, analysis)
+    ways = _ways(analysis, job.target, passes)
+    if "staged" in job.hints:
+        staged = bool(job.hints["staged"])
+        ways = [g for g in ways if (g is None) == staged] or [None]
+    whole = job.ranked(ways)
+    return [row_kernel(job, analysis, whole)] if whole else _staged(job, analysis)
+
+
+def _ways(a: Analysis, target: Target, passes: int) -> list[Geometry | None]:
+    """How one kernel may run over the rows, or None for two a reduction, the best first."""
+    whole = geometry(a.pattern, target, passes=passes)
+    both = [whole, other_geometry(a.pattern, target, passes)]
+    found: list[Geometry | None] = [g for g in both if g and fits(g, passes, target)]
+    staged = not worthwhile(whole, passes, target) or not fits(whole, passes, target)
+    return [None, *found] if staged else [*found[:1], None, *found[1:]]
 
 
 def lower_job(job: Job) -> list[KernelSource]:

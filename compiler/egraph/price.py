@@ -214,7 +214,7 @@ class Pricer:
     def _rereads(self, b: Body, plan: RowPlan) -> bool:
         """Is each pass over a row a read of memory: where it does not stay on chip."""
         long = self.p.patterns[b.main].length > self.target.profile.onchip
-        return plan.staged or long or self.target.kind == "cpu"
+        return plan.staged or long or (self.target.kind == "cpu" and not plan.held)
 
     def _memory(self, b: Body, work: Work) -> tuple[float, float]:
         """(bytes read and written, ns to add for values that are too large for a binding)."""

@@ -8,20 +8,28 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..schedule.target import Target
+from ..schedule.tile_rows import has_subgroups
 from .graph import Pattern
 
 BUSY_ROWS = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
 SEQUENTIAL = {"cpu": 4096, "gpu": 64}  # steps of one thread that cost less than two kernels more
 RESERVE = 256  # loop iterations kept below a target's limit
+BUSY_SHARED = 2  # rows that lanes of a CPU have together that are enough
+FEWEST = 4  # lanes of a row, or each lane has a row of its own
+EACH = 2  # steps of a lane that sharing rows is worth
+FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
+HELD = 16  # steps of a lane that stay on its stack between passes
 FULL_ROWS = 16  # threads of a GPU for each of its profile's rows that read at full speed
 
 
 class RowPlan(NamedTuple):
-    """`used` is the share of the device that the rows keep busy."""
+    """`used` is the share of the device that the rows keep busy; with `held`, a row is read and
+    each of its elements is computed once."""
 
     launches: int
     used: float
     staged: bool
+    held: bool = False
 
 
 def row_plan(
@@ -34,16 +42,23 @@ def row_plan(
     wide = pattern.run >= 4 and (pattern.run % 4 == 0 or (along and cpu))
     units = pattern.rows // 4 if wide and not along else pattern.rows
     steps = pattern.length // 4 if wide and along else pattern.length
-    threads = 1 if cpu else _threads(units, steps, along, target)
-    trips = -(-steps // threads)
     passes = levels + stores
+    worth = (passes > 1 and steps >= EACH * target.subgroup) or units < FEW_ROWS
+    shared = cpu and along and worth and steps >= FEWEST and has_subgroups(target)
+    if cpu:
+        threads = _power(steps, target.subgroup) if shared else 1
+    else:
+        threads = _threads(units, steps, along, target)
+    trips = -(-steps // threads)
+    held = shared and trips + bool(pattern.length % 4) <= HELD
     iterations = trips * passes + trips * passes // 64 + RESERVE
     fits = not target.loop_limit or iterations <= target.loop_limit
-    enough = units >= BUSY_ROWS[target.kind] or trips * passes <= SEQUENTIAL[target.kind]
+    busy = BUSY_SHARED if shared else BUSY_ROWS[target.kind]
+    enough = units >= busy or trips * passes <= SEQUENTIAL[target.kind]
     if not fits or (not enough if staged is None else staged):
         return RowPlan(2 * levels + stores, 1.0, True)
     many = target.profile.rows if cpu else target.profile.rows * FULL_ROWS
-    return RowPlan(1, min(1.0, max(1, units) * threads / many), False)
+    return RowPlan(1, min(1.0, max(1, units) * threads / many), False, held)
 
 
 def _threads(units: int, steps: int, along: bool, target: Target) -> int:
