@@ -19,6 +19,7 @@ from eggpu.compiler.errors import IRError as IRError
 from eggpu.compiler.errors import ShapeMismatch as ShapeMismatch
 from eggpu.compiler.errors import TraceError as TraceError
 from eggpu.compiler.errors import TypeMismatch as TypeMismatch
+from eggpu.compiler.expect import OutOfRange as OutOfRange
 from eggpu.compiler.library import random as random
 from eggpu.compiler.library.einsum import einsum as einsum
 from eggpu.compiler.library.indexing import one_hot as one_hot

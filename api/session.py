@@ -139,6 +139,15 @@ class _Version:
     takes: Any = None  # structure and types of the arguments
     fetch: tuple[int, ...] = ()  # leaves of the result that the host reads
 
+    def check(self, leaves: Sequence[Any]) -> None:
+        """Raise OutOfRange where the host has an argument that is not as the function needs it."""
+        for position, expected in self.traced.expected.items():
+            leaf = leaves[position]
+            value = leaf._value if isinstance(leaf, Array) else np.asarray(leaf)
+            if value is not None:
+                for one in expected:
+                    one.check(value, self.graph.input_names[position])
+
     @functools.cached_property
     def types(self) -> list[Type]:
         return [n.type for n in self.graph.outputs]
@@ -204,6 +213,7 @@ class Compiled:
         if any(isinstance(v, Array) and v.storage is None and v._is_traced() for v in leaves):
             return self.function(*args, **kwargs)  # inside another trace: part of that program
         version = self._version(leaves, structure)
+        version.check(leaves)
         on = version.executable.device
         buffers = version.executable([_buffer(v, on) for v in leaves], version.fetch)
         out = [

@@ -15,7 +15,7 @@ class _AtUserLine(EggpuError):
     """An error that ends with the line of user code that caused it."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message + _where())
+        super().__init__(message + user_line())
 
 
 class TypeMismatch(_AtUserLine, TypeError):
@@ -52,7 +52,8 @@ def user_frame() -> FrameType | None:
     return None
 
 
-def _where() -> str:
+def user_line() -> str:
+    """The line of user code that is at work, as errors end with it; "" where there is none."""
     frame = user_frame()
     if frame is None:
         return ""

@@ -8,15 +8,16 @@ is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from . import pytree
 from .errors import TraceError, TypeMismatch
+from .expect import Expectation, expecting, of_arguments
 from .ir import Graph, Kind, Node, at_line, make, recording, topological
 from .loops import tidy
 from .ops import constant, input_node
@@ -247,6 +248,7 @@ class Traced:
     primal: Graph
     arguments: pytree.Structure
     results: pytree.Structure
+    expected: Mapping[int, Sequence[Expectation]] = field(default_factory=dict)  # of arguments
 
 
 def trace_call(
@@ -269,7 +271,8 @@ def trace_call(
     labels = _labels(structure, names)
     sources: dict[Node, str] = {}
     differentiated: list[Node] = []
-    with recording(sources), noting(differentiated):
+    found: list[Expectation] = []
+    with recording(sources), noting(differentiated), expecting(found):
         inputs = [
             input_node(i, label, leaf_type(v))
             for i, (v, label) in enumerate(zip(leaves, labels, strict=True))
@@ -292,7 +295,8 @@ def trace_call(
         (),
         sources,
     )
-    return Traced(graph, primal_graph(graph, stripped[len(nodes) :]), structure, results)
+    primal = primal_graph(graph, stripped[len(nodes) :])
+    return Traced(graph, primal, structure, results, of_arguments(found, inputs))
 
 
 _noted: list[list[Node]] = []

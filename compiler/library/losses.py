@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..errors import ShapeMismatch, TypeMismatch
+from ..expect import expect
 from ..ir import Node
 from ..ops import broadcast, cast, full, gather, iota, reduce, reshape
 from ..ops import elementwise as E
@@ -57,6 +58,10 @@ def cross_entropy(
     Targets are integers (...) or probabilities (..., classes). `weight` (classes,) weighs classes
     and the mean, rows whose target is `ignore_index` count for nothing, and `label_smoothing` mixes
     the target with the uniform distribution.
+
+    Targets that name no class raise OutOfRange (an IndexError) where the host has them: NumPy
+    arrays, at once or as arguments of a compiled call, and arrays that were made from such. Those
+    that only the device has are not read back: a row of such a target counts 0.
     """
     n, t = floating("cross_entropy", logits), node(targets)
     if not n.shape:
@@ -74,6 +79,7 @@ def cross_entropy(
             f"cross_entropy needs logits (..., classes) and integer targets (...), got {n.type} "
             f"and {t.type}"
         )
+    expect(t, n.shape[-1], "cross_entropy", ignore_index)
     return _nll(logp, t, weight, ignore_index, label_smoothing, reduction)
 
 
@@ -127,12 +133,14 @@ def nll_loss(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> Array:
-    """-log_probabilities[..., target], by default the mean over rows."""
+    """-log_probabilities[..., target], by default the mean over rows; targets that name no class
+    as for `cross_entropy`."""
     n, t = floating("nll_loss", log_probabilities), node(targets)
     if t.dtype.kind not in "iu" or t.shape != n.shape[:-1]:
         raise TypeMismatch(
             f"nll_loss needs (..., classes) and integer targets (...), got {n.type} and {t.type}"
         )
+    expect(t, n.shape[-1], "nll_loss", ignore_index)
     return _nll(n, t, weight, ignore_index, 0.0, reduction)
 
 
