@@ -35,11 +35,11 @@ class LoadedPlan:
         self._executable = Executable(plan, device())
 
     def __call__(self, *leaves: Any) -> list:
-        from eggpu.session import Array, DeviceStorage, _buffer, leaf_type
+        from eggpu.session import Array, DeviceStorage, buffers_of, leaf_type
 
         self._check([leaf_type(v) for v in leaves])
         on = self._executable.device
-        buffers = self._executable([_buffer(v, on) for v in leaves])
+        buffers = self._executable(buffers_of(leaves, on))
         return [
             Array(storage=DeviceStorage(t, b)) for t, b in zip(self.types, buffers, strict=True)
         ]

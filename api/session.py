@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,51 @@ def _buffer(leaf: Any, on: Device) -> DeviceBuffer:
     return on.upload(np.asarray(leaf).astype(t.dtype.numpy, copy=False))
 
 
+# A model has hundreds of leaves and a step should take microseconds, so that what follows looks at
+# all of them only by loops inside of Python's own functions.
+_STORAGE, _DEVICE = attrgetter("storage"), attrgetter("device")
+_TYPE, _BUFFER = attrgetter("storage.type"), attrgetter("storage.buffer")
+
+
+def _not_on_devices(leaves: Sequence[Any]) -> list[int]:
+    """The leaves that are not arrays in device memory."""
+    try:
+        if set(map(type, map(_STORAGE, leaves))) <= {DeviceStorage}:
+            return []
+    except AttributeError:
+        pass
+    return [
+        i for i, v in enumerate(leaves)
+        if type(v) is not Array or type(v.storage) is not DeviceStorage
+    ]  # fmt: skip
+
+
+def _types(leaves: Sequence[Any]) -> list[Type]:
+    """The types of all leaves."""
+    try:
+        return list(map(_TYPE, leaves))
+    except AttributeError:  # not all of them are arrays with storage
+        return [
+            v.storage.type if type(v) is Array and v.storage is not None else leaf_type(v)
+            for v in leaves
+        ]
+
+
+def buffers_of(
+    leaves: Sequence[Any], on: Device, others: Sequence[int] | None = None
+) -> list[DeviceBuffer]:
+    """The device memory of all leaves, of which `others` may have none yet."""
+    others = _not_on_devices(leaves) if others is None else others
+    if others:
+        at = set(others)
+        found = [_buffer(v, on) if i in at else v.storage.buffer for i, v in enumerate(leaves)]
+    else:
+        found = list(map(_BUFFER, leaves))
+    if set(map(_DEVICE, found)) <= {on}:
+        return found
+    return [b if b.device is on else _buffer(v, on) for v, b in zip(leaves, found, strict=True)]
+
+
 def _tuner(options: Options) -> Tuner | None:
     """What times tilings, if that is asked for."""
     if not options.tune:
@@ -210,19 +256,20 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.flatten((args, kwargs))
-        if any(isinstance(v, Array) and v.storage is None and v._is_traced() for v in leaves):
+        others = _not_on_devices(leaves)
+        if any(isinstance(v := leaves[i], Array) and v._is_traced() for i in others):
             return self.function(*args, **kwargs)  # inside another trace: part of that program
         version = self._version(leaves, structure)
         version.check(leaves)
-        on = version.executable.device
-        buffers = version.executable([_buffer(v, on) for v in leaves], version.fetch)
+        given = buffers_of(leaves, version.executable.device, others)
+        buffers = version.executable(given, version.fetch)
         out = [
             Array(storage=DeviceStorage(t, b)) for t, b in zip(version.types, buffers, strict=True)
         ]
         return pytree.unflatten(version.traced.results, out)
 
     def _version(self, leaves: Sequence[Any], structure: pytree.Structure) -> _Version:
-        on, types = device(), [leaf_type(v) for v in leaves]
+        on, types = device(), _types(leaves)
         latest = self._latest
         if (
             latest is not None
@@ -395,7 +442,7 @@ class Compiled:
         leaves, structure = pytree.flatten((args, kwargs))
         version = self._version(leaves, structure)
         on = version.executable.device
-        times = version.executable.profile([_buffer(v, on) for v in leaves])
+        times = version.executable.profile(buffers_of(leaves, on))
         return Profile(version.executable.plan, tuple(times), on.target)
 
     def save(self, path: str | Path) -> None:

@@ -58,6 +58,7 @@ def remembers(kind: Any) -> bool:
 
 
 LEAF = Structure("leaf")
+_NONE = Structure("static")
 
 
 def is_leaf(value: object) -> bool:
@@ -80,15 +81,18 @@ def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
     if is_leaf(tree):
         leaves.append(tree)
         return LEAF
-    if tree is None or isinstance(tree, (str, bytes)):
+    if tree is None:
+        return _NONE
+    if isinstance(tree, (str, bytes)):
         return Structure("static", static=tree)
     if isinstance(tree, dict):
         keys = tuple(tree)
-        return Structure(dict, keys, tuple(_flatten(tree[k], leaves, f"{path}.{k}") for k in keys))
-    if isinstance(tree, (list, tuple)):
-        return Structure(
-            type(tree), (), tuple(_flatten(v, leaves, f"{path}.{i}") for i, v in enumerate(tree))
+        return _container(
+            dict, keys, tuple([_flatten(tree[k], leaves, f"{path}.{k}") for k in keys])
         )
+    if isinstance(tree, (list, tuple)):
+        parts = [_flatten(v, leaves, f"{path}.{i}") for i, v in enumerate(tree)]
+        return _container(type(tree), (), tuple(parts))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return _flatten_dataclass(tree, leaves, path)
     if callable(tree):
@@ -98,6 +102,20 @@ def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
         f"{where} is a {type(tree).__name__}; arrays, numbers, dicts, lists, tuples and "
         "dataclasses can be traced"
     )
+
+
+_containers: dict[tuple[Any, ...], Structure] = {}
+_MOST_CONTAINERS = 1024
+
+
+def _container(kind: Any, keys: tuple[Any, ...], children: tuple[Structure, ...]) -> Structure:
+    """A structure of a container; the same object for the same children, as in the next call."""
+    key = (kind, keys, *map(id, children))  # which are held, so that their ids stay theirs
+    if (known := _containers.get(key)) is None:
+        if len(_containers) >= _MOST_CONTAINERS:
+            _containers.clear()
+        known = _containers[key] = Structure(kind, keys, children)
+    return known
 
 
 def _flatten_dataclass(tree: Any, leaves: list[Any], path: str) -> Structure:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import wgpu
@@ -18,10 +19,12 @@ from .device import Device
 from .errors import KernelError
 from .limits import check_plan
 from .pipelines import Accesses
-from .places import Arguments, Places, move
+from .places import Arguments, Places, Spot, move
 
 _SPLIT = 4000  # dispatches in one command buffer
 _RECORDINGS = 64  # combinations of external memory whose steps are kept
+_SERIAL = attrgetter("serial")
+_Memory = tuple[tuple[int, ...], tuple[int, ...]]  # serials and offsets of external memory
 _Range = tuple[int, int, int]  # serial of the memory (below 0: of an image), offset, bytes
 
 
@@ -77,7 +80,7 @@ class Executable:
         self._made = [b for b in sorted(bound | set(plan.outputs)) if self._place(b) == "output"]
         kept = ("arena", "constant")
         self._copied = [b for b in dict.fromkeys(plan.outputs) if self._place(b) in kept]
-        self._recordings: OrderedDict[tuple[_Range, ...], _Recording] = OrderedDict()
+        self._recordings: OrderedDict[_Memory, _Recording] = OrderedDict()
         self._groups: OrderedDict[tuple[Accesses, tuple[_Range, ...]], Any] = OrderedDict()
         self._max_groups = max(1024, 8 * len(self._rounds))
         device.register(self)
@@ -146,8 +149,15 @@ class Executable:
         """Drops what is kept for memory that the device lets go."""
         for key in [k for k in self._groups if any(r[0] in serials for r in k[1])]:
             del self._groups[key]
-        for key in [k for k in self._recordings if any(r[0] in serials for r in k)]:
+        for key in [k for k in self._recordings if not serials.isdisjoint(k[0])]:
             del self._recordings[key]
+
+    def _outside(self, spots: Mapping[int, Spot]) -> tuple[tuple[Storage, ...], tuple[int, ...]]:
+        """The memory and the offset of each buffer that is external."""
+        if not self._external:
+            return (), ()
+        storages, offsets = zip(*map(spots.__getitem__, self._external))
+        return storages, offsets
 
     def _place(self, buffer: int) -> str:
         return self.plan.buffers[buffer].place[0]
@@ -172,11 +182,8 @@ class Executable:
         return places
 
     def _recording(self, places: Places) -> _Recording:
-        spots = (places.spots[b] for b in self._external)
-        key = (
-            *((storage.serial, offset, 0) for storage, offset in spots),
-            *((slab.storage.serial, 0, 0) for slab in places.packs),
-        )
+        storages, offsets = self._outside(places.spots)
+        key = (*map(_SERIAL, storages), *(slab.storage.serial for slab in places.packs)), offsets
         recording = self._recordings.get(key)
         if recording is None:
             recording = self._record(places)

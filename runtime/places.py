@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.schedule.plan import Plan
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 Move = tuple[Storage, int, Storage, int, int]  # from, offset, to, offset, bytes
 Spot = tuple[Storage, int]  # memory and offset
+_NBYTES, _DEVICE, _SLAB = attrgetter("nbytes"), attrgetter("device"), attrgetter("slab")
+_STORAGE, _OFFSET = attrgetter("_storage"), attrgetter("offset")
 
 
 @dataclass(slots=True)
@@ -43,14 +46,14 @@ class Arguments:
                     self.members[p].append((i, offset))
                 case _:
                     self.alone.append((i, b))
+        self._alone = [i for i, _ in self.alone]
+        self._alone_at = [b for _, b in self.alone]
 
     def place(self, buffers: Sequence[DeviceBuffer]) -> Places:
         """The memory of a call. Raises DonatedError, DeviceError or ValueError for a misfit."""
-        self._check(buffers)
-        found = Places()
-        for i, b in self.alone:
-            found.spots[b] = buffers[i].storage, buffers[i].offset
-        others = {buffers[i].slab for i, _ in self.alone} - {None}
+        spots = self._checked(buffers)
+        found = Places(dict(zip(self._alone_at, map(spots.__getitem__, self._alone))))
+        others = set(map(_SLAB, map(buffers.__getitem__, self._alone))) - {None}
         for p, members in enumerate(self.members):
             slab = self._together(buffers, members, self.plan.packs[p])
             if slab is None or slab in others:
@@ -60,15 +63,25 @@ class Arguments:
             self._separate(buffers, found)
         return found
 
-    def _check(self, buffers: Sequence[DeviceBuffer]) -> None:
-        plan, device = self.plan, self.device
-        if len(buffers) != len(plan.inputs):
-            raise ValueError(f"{plan.name} needs {len(plan.inputs)} buffers, got {len(buffers)}")
-        for i, (buffer, nbytes) in enumerate(zip(buffers, self.sizes)):
-            if buffer.nbytes != nbytes or buffer.device is not device or buffer.donated:
-                self._refuse(i, buffer)
-        if self.written and len({(b.storage.serial, b.offset) for b in buffers}) < len(buffers):
+    def _checked(self, buffers: Sequence[DeviceBuffer]) -> list[Spot]:
+        """The spots of all arguments, hundreds of a model's, so without a loop in Python."""
+        if len(buffers) != len(self.sizes):
+            name, needed = self.plan.name, len(self.sizes)
+            raise ValueError(f"{name} needs {needed} buffers, got {len(buffers)}")
+        sizes, storages = list(map(_NBYTES, buffers)), list(map(_STORAGE, buffers))
+        spots = list(zip(storages, map(_OFFSET, buffers)))
+        fits = sizes == self.sizes and set(map(_DEVICE, buffers)) <= {self.device}
+        if not fits or None in storages:
+            for i, buffer in enumerate(buffers):
+                if (
+                    buffer.nbytes != self.sizes[i]
+                    or buffer.device is not self.device
+                    or buffer.donated
+                ):
+                    self._refuse(i, buffer)
+        if self.written and len(set(storages)) < len(storages) and len(set(spots)) < len(spots):
             self._refuse_shared(buffers)
+        return spots  # type: ignore[return-value]
 
     def _refuse(self, i: int, buffer: DeviceBuffer) -> None:
         """Raises the error of an argument that does not fit."""
