@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import wgpu
@@ -17,8 +19,11 @@ from .errors import DeviceError
 if TYPE_CHECKING:
     from .device import Device
 
+T = TypeVar("T")
+
 _QUERIES = 4096  # timestamps that one query set holds
-_WARM_SECONDS = 0.05  # an idle GPU runs at a fraction of its clock
+_WARM_SECONDS = 0.05  # of running before the first measurement
+_COLD_SECONDS = 0.4  # of a GPU that did nothing for so long: its clock rises slowly from a sixth
 _TIMED = 200_000  # ns between two timestamps, which cost a GPU some microseconds themselves
 _TIMES = 20  # that a dispatch is repeated at most for that
 
@@ -47,32 +52,39 @@ def measure(
         parts = (steps[start : start + most] for start in range(0, len(steps), most))
         return [t for part in parts for t in _pass_each(device, part)]
 
-    def warm() -> list[float]:
-        end = time.perf_counter() + _WARM_SECONDS
-        found = once()
-        while time.perf_counter() < end:
-            found = once()
-        return found
-
-    found = warm()
+    found = _warmed(device, once)
     if within and device.target.kind == "gpu" and again is not None:
         times = [_count(ns) if same else 1 for ns, same in zip(found, again, strict=True)]
         once()
-    return [round(statistics.median(each)) for each in zip(*(once() for _ in range(repeat)))]
+    out = [round(statistics.median(each)) for each in zip(*(once() for _ in range(repeat)))]
+    _measured[device] = time.perf_counter()
+    return out
 
 
 def total(device: Device, steps: Sequence[native.Step | native.Copy], repeat: int) -> int:
     """The least nanoseconds of all dispatches from the first's start to the last's end, without
     timestamps between them; on a GPU of several runs one after the other, if they are short."""
     _needs_timestamps(device)
-    count = 1
-    if device.target.kind == "gpu":
-        count = _count(min(_span(device, steps, 1) for _ in range(2)))
-    end = time.perf_counter() + _WARM_SECONDS
-    best = _span(device, steps, count)
-    while repeat > 1 or time.perf_counter() < end:
-        best, repeat = min(best, _span(device, steps, count)), repeat - 1
+    first = _warmed(device, partial(_span, device, steps, 1))
+    count = _count(first) if device.target.kind == "gpu" else 1
+    best = min(_span(device, steps, count) for _ in range(repeat + 1))
+    _measured[device] = time.perf_counter()
     return round(best)
+
+
+_measured: WeakKeyDictionary[Device, float] = WeakKeyDictionary()  # when it was last
+
+
+def _warmed(device: Device, run: Callable[[], T]) -> T:
+    """What the last of some runs returns, once the device's clock has risen."""
+    idle = time.perf_counter() - _measured.get(device, -_COLD_SECONDS)
+    cold = device.target.kind == "gpu" and idle >= _COLD_SECONDS
+    end = time.perf_counter() + (_COLD_SECONDS if cold else _WARM_SECONDS)
+    found = run()
+    while time.perf_counter() < end:
+        found = run()
+    _measured[device] = time.perf_counter()
+    return found
 
 
 def _needs_timestamps(device: Device) -> None:
