@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from .bytecode import Kept
 from .protocol import Axis, Load, Store, StoreRow, swapped
 
-__all__ = ["Axis", "Load", "Store", "StoreRow", "number", "render", "swapped"]
+__all__ = ["Axis", "Load", "Store", "StoreRow", "number", "render", "rolled", "swapped"]
 
 
 def _single(value: float | str) -> float:
@@ -34,6 +34,15 @@ def number(value: float) -> str:
         t for t in (f"{single:.{digits}g}" for digits in range(6, 10)) if _single(t) == single
     )
     return text if any(c in text for c in ".e") else text + ".0"
+
+
+def rolled(count: int) -> str:
+    """The end of a loop of `count` rounds in a kernel for llvmpipe, where Mesa does not know it.
+
+    Mesa writes short loops out, and takes milliseconds to translate each load that then stands in
+    the text. Needs `group`, the workgroup's place.
+    """
+    return f"{count}u + (group.x >> 31u)"
 
 
 def _indented(text: str) -> str:
@@ -62,7 +71,7 @@ _environment = Environment(
     bytecode_cache=Kept(),
     auto_reload=False,
 )
-_environment.filters["f32"] = number
+_environment.filters |= {"f32": number, "rolled": rolled}
 
 
 def render(name: str, **values: Any) -> str:

@@ -10,7 +10,7 @@ from eggpu.templates import number, render
 
 
 def test_a_missing_value_is_an_error() -> None:
-    with pytest.raises(UndefinedError, match="TM"):
+    with pytest.raises(UndefinedError, match="KU"):
         render("contract_cpu.wgsl.j2", header="", L=8)
 
 

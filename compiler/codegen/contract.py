@@ -15,13 +15,14 @@ from ..schedule.selection import Group, body
 from ..schedule.space import Analysis, Space
 from ..schedule.tile import Tile, candidates
 from ..schedule.tile_rows import ROWS
-from .emitter import LANE, Emitter, V, Value, aligned
+from .emitter import LANE, Emitter, V, Value, aligned, length
 from .rewrite import partial_input, product_as_rows, replaced, summed
 from .rowwise import lower_job
 from .source import Job, finish
 from .wgsl import wgsl_type
 
 _MOST_ACCESSES, _MOST_LINES = 2, 16  # of an epilogue that stands in the text for every result
+_DEEP = 256  # steps of k, to which a loop over results hardly adds
 _FOUR_LOADS = (
     52.0  # of single elements; a vec4 is 24 (measured on llvmpipe, a fair order elsewhere)
 )
@@ -159,8 +160,10 @@ class _Product:
     def _is_long(self, emitter: Emitter, store: Callable[..., str], vec: int) -> bool:
         """Whether what follows a result is so long that it should be in the text once."""
         store(("batch", "m", "n"), "value", vec)
-        text = "".join(emitter.functions.values())
-        return len(emitter.accesses) > _MOST_ACCESSES or text.count("\n") > _MOST_LINES
+        texts = emitter.functions.values()
+        if len(emitter.accesses) > _MOST_ACCESSES or "".join(texts).count("\n") > _MOST_LINES:
+            return True
+        return self.k >= _DEEP and sum(map(length, texts)) > _MOST_LINES
 
     def _store(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..index import Atom, Div, Index, Mod, Var, flatten, index, unflatten, variable
 from ..ir import IRError, Kind, Node, Source
@@ -26,6 +26,7 @@ from .wgsl import cast, literal, storage_type, wgsl_type
 LANE = "lane4"
 """The variable along which values are vec4."""
 V = variable(LANE, 4)
+_CALL = 12  # lines of a function of the library
 _LANES = "vec4<u32>(0u, 1u, 2u, 3u)"
 
 
@@ -85,6 +86,16 @@ class Emitter:
         """An emitter of a function's statements in the same kernel."""
         other = Emitter((), self.memory)
         other.accesses, other.outputs, other._reads = self.accesses, self.outputs, self._reads
+        return other
+
+    def trial(self) -> Emitter:
+        """An emitter that continues from here, of statements that are looked at and dropped."""
+        other = Emitter((), self.memory)
+        other.accesses = [replace(a, at=[]) for a in self.accesses]
+        other.outputs, other._reads, other.place = self.outputs, dict(self._reads), self.place
+        other.blocks = [Block(values=dict(block.values)) for block in self.blocks]
+        other.variables, other.bound = dict(self.variables), dict(self.bound)
+        other.sharing, other.fours = self.sharing, self.fours
         return other
 
     # ---- blocks
@@ -504,6 +515,11 @@ class Emitter:
                 )
                 text, prefix = (f"({text}) - {splat(f'{shift}u')}" if shift else text), "quo"
         return self.let(atom, prefix, text, base.depth, base.vector)
+
+
+def length(text: str) -> int:
+    """About how many lines statements are with the functions of the library that they call."""
+    return text.count("\n") + _CALL * text.count(" eg_")
 
 
 def aligned(flat: Index, size: int) -> bool:

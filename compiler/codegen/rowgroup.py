@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ..index import Index, flatten, index, unflatten
+from ...templates import rolled
+from ..index import Index, flatten, index, unflatten, variable
 from ..ir import Kind, Node
 from ..ops.reduce import COMBINES, Reduce
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.space import Analysis
 from ..schedule.tile import Tile, candidates
-from ..schedule.tile_rows import ROWS
+from ..schedule.tile_rows import PACKED, ROWS
 from .contract import Operand, stores_fours, vector_axis, words_each, write_tile
 from .emitter import Emitter, V, Value
-from .rowproduct import RowProduct, Section, Side
+from .rowproduct import RUNS, RowProduct, Section, Side
 from .source import Job
 from .wgsl import literal, wgsl_type
 
@@ -27,7 +28,8 @@ def row_group(job: Job, a: Analysis) -> KernelSource:
     ]
     narrow, (*_, m, k) = Side(rows, turned=False), rows.shape
     lanes, along = job.target.subgroup, job.target.kind == "gpu"
-    product = RowProduct(job, lanes, 1, m, k, narrow, tuple(sections), along=along)
+    run = _run(job, (dot.operands[1] for dot in a.anchors))
+    product = RowProduct(job, lanes, 1, m, k, narrow, tuple(sections), along=along, run=run)
     return _build(job, a, product, None)
 
 
@@ -47,8 +49,14 @@ def row_product(
     each, fours = int(tile.values["R"]), bool(tile.values["fours"])  # type: ignore[arg-type]
     section = Section((a.anchor,), (wide,), many, each, fours)
     lanes, along, sections = job.target.subgroup, job.target.kind == "gpu", (section,)
-    product = RowProduct(job, lanes, batch, few, k, narrow, sections, tile.splits, along)
+    run = _run(job, (wide.node,))
+    product = RowProduct(job, lanes, batch, few, k, narrow, sections, tile.splits, along, run)
     return _build(job, a, product, partial, tile.swap)
+
+
+def _run(job: Job, wide: Iterable[Node]) -> int:
+    """Steps over which scales of packed operands may be constant; 0 without such operands."""
+    return RUNS[0] if any(words_each(job, node) < PACKED for node in wide) else 0
 
 
 def _section(job: Job, dots: Sequence[Node]) -> Section:
@@ -113,22 +121,22 @@ class _Statistics:
     def __init__(self, p: RowProduct, a: Analysis) -> None:
         self.p, self.a = p, a
         self.reductions = [n for n in a.body if n.kind is Kind.REDUCE]
-        self.known: list[dict[Node, Value]] = []  # by row
+        self.known: list[dict[Node, Value]] = []  # by group of rows
 
     def emit(self, em: Emitter) -> None:
         """Compute what each row's elements combine to, level by level."""
-        for row in range(self.p.rows):
+        for group in range(self.p.groups):
             self.known.append({})
-            self.bind(em, row)
+            self.bind(em, group)
             for node in sorted(self.reductions, key=self.a.level.__getitem__):
-                em.bound[node] = self.known[row][node] = self._combined(em, node, row)
+                em.bound[node] = self.known[group][node] = self._combined(em, node, group)
 
-    def bind(self, em: Emitter, row: int) -> None:
-        """Make values of rows those of one row."""
+    def bind(self, em: Emitter, group: int) -> None:
+        """Make values of rows those of a group's rows."""
         if self.reductions:
-            em.bound.update(self.known[row])
+            em.bound.update(self.known[group])
 
-    def _combined(self, em: Emitter, node: Node, row: int) -> Value:
+    def _combined(self, em: Emitter, node: Node, group: int) -> Value:
         assert isinstance(node.op, Reduce)
         combine, dtype, p = COMBINES[node.op.combine], node.dtype, self.p
         number = literal(combine.identity[dtype.kind], dtype)
@@ -140,9 +148,12 @@ class _Statistics:
             return combine.wgsl.format(x, y, T=kind, v=four, s=f"{dtype.kind}{four}")
 
         em.line(f"var {total} = {wgsl_type(dtype, True)}({number});")
-        with em.block(f"for (var quad = lane; quad < {quads}u; quad += {p.lanes}u)"):
+        first = em.index(variable("lane", p.lanes) // p.abreast).text
+        step = p.lanes // p.abreast
+        with em.block(f"for (var quad = {first}; quad < {rolled(quads)}; quad += {step}u)"):
             k = em.variable("quad", quads) * 4 + V
-            at = unflatten(flatten((index(row), k), (p.rows, p.k)), node.operands[0].shape)
+            row = index(group) if p.along else p.row(group)
+            at = unflatten(flatten((row, k), (p.rows, p.k)), node.operands[0].shape)
             value = em.splat(em.value(node.operands[0], at), dtype, True)
             em.line(f"{total} = {joined(total, value, True)};")
         pairs = [joined(f"{total}.{x}", f"{total}.{y}", False) for x, y in ("xy", "zw")]
@@ -150,7 +161,7 @@ class _Statistics:
         text = joined(names[0], names[1], False)
         name = em.let(text, "pair", text, em.depth, False).text
         distance = p.lanes // 2
-        while distance:
+        while distance >= p.abreast:
             other = f"subgroupShuffleXor({name}, {distance}u)"
             other = em.let(other, "other", other, em.depth, False).text
             text = joined(name, other, False)

@@ -1,7 +1,7 @@
 """Products with few rows, by subgroups.
 
-On llvmpipe lanes hold columns, and hand the rows' elements round. On GPUs they go along k, so that
-neighbours read neighbours, and add up at the end.
+On llvmpipe lanes hold columns, and the rows' elements besides, which they hand round. On GPUs they
+go along k, so that neighbours read neighbours, and add up at the end.
 """
 
 from __future__ import annotations
@@ -9,30 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise, product
 from typing import Protocol
 
+from ...templates import rolled
 from ..index import Index, index, unflatten, variable
 from ..ir import Node
 from ..schedule.kernel import KernelSource
 from ..schedule.tile import fold
 from ..schedule.tile_rows import ROWS
-from .emitter import Emitter, V, Value
+from .emitter import Emitter, V, Value, length
 from .factors import Term, terms
 from .source import Job, finish
 
 RUNS = (32, 16, 8)  # steps over which scales may be constant
 _XYZW = "xyzw"
+_LEAST = 16  # steps of a block: with more of them the driver takes long for their loads
+_MOST_LINES = 100  # of all that follows sums and is written out, before it stands in a loop
 
 
 class Statistics(Protocol):
     """What rows combine to, and which each workgroup computes."""
 
     def emit(self, em: Emitter) -> None:
-        """Compute it for all rows."""
+        """Compute it for all groups of rows."""
         ...
 
-    def bind(self, em: Emitter, row: int) -> None:
-        """Make values of rows those of one row."""
+    def bind(self, em: Emitter, group: int) -> None:
+        """Make values of rows those of a group's rows."""
         ...
 
 
@@ -85,11 +89,41 @@ class RowProduct:
     sections: tuple[Section, ...]
     splits: int = 1
     along: bool = False  # lanes go along k, and add up what each has of every column
+    run: int = 0  # steps that a block should have, as scales are constant over so many
+
+    @property
+    def abreast(self) -> int:
+        """Rows of a group, whose elements of the same steps different lanes hold: a power of 2."""
+        if self.along:
+            return 1
+        least = 4 * self.lanes // (self.run or _LEAST)
+        return min(self.lanes, max(least, 1 << (self.rows - 1).bit_length()))
+
+    @property
+    def groups(self) -> int:
+        """Groups of rows."""
+        return -(-self.rows // self.abreast)
+
+    @property
+    def reach(self) -> int:
+        """Steps of k of which the lanes hold a group's elements at a time."""
+        return 4 * self.lanes // self.abreast
 
     @property
     def block(self) -> int:
-        """Steps of k for which the lanes hold a row's elements, or that a lane takes at a time."""
-        return (8 if self.k % 8 == 0 else 4) if self.along else 4 * self.lanes
+        """Steps of k whose sums stand in the text, or that a lane takes at a time."""
+        if self.along:
+            return 8 if self.k % 8 == 0 else 4
+        return max(self.reach, self.run)
+
+    def row(self, group: int) -> Index:
+        """The row of a group whose elements a lane has."""
+        first, lane = group * self.abreast, variable("lane", self.lanes)
+        if self.rows == 1:
+            return index(0)
+        if first + self.abreast <= self.rows:
+            return first + lane % self.abreast
+        return variable(f"row{group}", self.rows)
 
     def span(self, s: Section) -> int:
         """Columns of a workgroup."""
@@ -103,6 +137,11 @@ class RowProduct:
         """The kernel, with statements in `em`."""
         em.sharing = em.fours = True
         em.variables["lane"] = Value("lane")
+        last = self.groups - 1
+        if not self.along and self.rows > 1 and self.rows % self.abreast:
+            first = last * self.abreast
+            text = f"min({first}u + lane % {self.abreast}u, {self.rows - 1}u)"
+            em.variable(f"row{last}", self.rows, text)
         statistics.emit(em)
         first = 0
         for section in self.sections:
@@ -142,12 +181,38 @@ class RowProduct:
         self, em: Emitter, s: Section, at: tuple[Index, Index], columns: Sequence[Index],
         totals: Totals, write: RowStore,
     ) -> None:  # fmt: skip
-        """Store what each lane has."""
+        """Store what each lane has; in a loop where what follows a sum is long."""
+        count = self.rows * len(columns)
+        trial, names = em.trial(), [of[0][0] for of in totals]
+        write(trial, s, (*at, index(0), columns[0]), [Value(n, s.fours) for n in names])
+        lines = sum(length("\n".join(block.lines)) for block in trial.blocks)
+        if count > 1 and count * lines > _MOST_LINES:
+            self._write_in_loop(em, s, at, totals, write)
+            return
         for r in range(self.rows):
             for c, column in enumerate(columns):
-                with self._inside(em, s, c):
+                with self._inside(em, s, f"{c * self.lanes}u"):
                     values = [Value(of[r][c], s.fours, em.depth) for of in totals]
                     write(em, s, (*at, index(r), column), values)
+
+    def _write_in_loop(
+        self, em: Emitter, s: Section, at: tuple[Index, Index], totals: Totals, write: RowStore
+    ) -> None:
+        """Store what each lane has, with all that follows a sum once in the text: in a loop in
+        which sums move up."""
+        each = s.each // s.width
+        every = [[total for row in of for total in row] for of in totals]
+        with em.block(f"for (var one = 0u; one < {rolled(self.rows * each)}; one++)"):
+            one = em.variable("one", self.rows * each)
+            row, c = one // each, one % each
+            shift = em.index(c * self.lanes).text
+            with self._inside(em, s, shift):
+                tiles = f"unit * {self.span(s) // s.width}u + " if self.tiles(s) > 1 else ""
+                own = em.variable("column", s.columns // s.width, f"{tiles}{shift} + lane")
+                values = [Value(of[0], s.fours, em.depth) for of in every]
+                write(em, s, (*at, row, own * 4 + V if s.fours else own), values)
+            for of in every:
+                em.line(*(f"{to} = {after};" for to, after in pairwise(of)))
 
     def _write_added(
         self, em: Emitter, s: Section, at: tuple[Index, Index, Index], totals: Totals,
@@ -190,13 +255,14 @@ class RowProduct:
             out.append(at * 4 + V if s.fours else at)
         return out
 
-    def _inside(self, em: Emitter, s: Section, c: int):  # noqa: ANN202
-        """A block for column c of an invocation, unless it can only be in range."""
+    def _inside(self, em: Emitter, s: Section, c: str):  # noqa: ANN202
+        """A block for the column of an invocation that is `c` after its first one, unless it can
+        only be in range."""
         span = self.span(s)
         if s.columns % span == 0:
             return nullcontext()
         unit = f"unit * {span // s.width}u + " if self.tiles(s) > 1 else ""
-        return em.block(f"if ({unit}lane + {c * self.lanes}u < {s.columns // s.width}u)")
+        return em.block(f"if ({unit}lane + {c} < {s.columns // s.width}u)")
 
     def _total(self, em: Emitter, s: Section, numbers: tuple[int, ...]) -> str:
         kind, name = "vec4<f32>" if s.fours else "f32", "_".join(map(str, numbers))
@@ -212,7 +278,7 @@ class RowProduct:
         share = -(-blocks // splits)
         if blocks:
             begin = f"{em.index(split * share).text}" if splits > 1 else "0u"
-            end = f"min({begin} + {share}u, {blocks}u)" if splits > 1 else f"{blocks}u"
+            end = f"min({begin} + {share}u, {blocks}u)" if splits > 1 else rolled(blocks)
             with em.block(f"for (var kb = {begin}; kb < {end}; kb++)"):
                 whole.emit(em, em.variable("kb", blocks) * self.block, self.block)
         rest = self.k % self.block
@@ -235,13 +301,10 @@ class _Block:
     def emit(self, em: Emitter, k0: Index, steps: int) -> None:
         """The statements for `steps` steps from k0 on."""
         p = self.product
-        lane = variable("lane", p.lanes)
-        if steps < p.block:
-            lane = em.variable("lane_in", steps // 4, f"min(lane, {steps // 4 - 1}u)")
         if p.along:
             given = [self._own(em, r, k0, steps) for r in range(p.rows)]
         else:
-            given = [self._handed(em, r, k0 + lane * 4 + V, steps) for r in range(p.rows)]
+            given = self._handed(em, k0, steps)
         for d in range(len(self.section.dots)):
             longest, done = self._run(em, d, k0), 0
             while done < steps:
@@ -256,17 +319,29 @@ class _Block:
         values = [em.value(node, p.narrow.at(self.batch, index(row), k0 + j)) for j in range(steps)]
         return [em.splat(v, node.dtype, vector=False) for v in values]
 
-    def _handed(self, em: Emitter, row: int, k: Index, steps: int) -> list[str]:
-        """The row's element at each step, in all lanes; a lane loads those at k."""
-        p = self.product
-        self.statistics.bind(em, row)
-        at = p.narrow.at(self.batch, index(row), k)
-        mine = em.splat(em.value(p.narrow.node, at), p.narrow.node.dtype, vector=True)
-        name = em.fresh("mine")
-        em.line(f"let {name} = {mine};")
-        names = [em.fresh("x") for _ in range(steps)]
-        for j, x in enumerate(names):
-            em.line(f"let {x} = subgroupShuffle({name}.{_XYZW[j % 4]}, {j // 4}u);")
+    def _handed(self, em: Emitter, k0: Index, steps: int) -> list[list[str]]:
+        """Each row's element at each step, in all lanes; a lane loads four of its own row."""
+        p, dtype = self.product, self.product.narrow.node.dtype
+        mine: dict[tuple[int, int], str] = {}
+        for group, first in product(range(p.groups), range(0, steps, p.reach)):
+            self.statistics.bind(em, group)
+            quads = min(steps - first, p.reach) // 4
+            lane = variable("lane", p.lanes) // p.abreast
+            if quads < p.lanes // p.abreast:
+                last = f"min({em.index(lane).text}, {quads - 1}u)"
+                lane = em.variable("lane_in", quads, last)
+            at = p.narrow.at(self.batch, p.row(group), k0 + first + lane * 4 + V)
+            text = em.splat(em.value(p.narrow.node, at), dtype, vector=True)
+            name = mine[group, first] = em.fresh("mine")
+            em.line(f"let {name} = {text};")
+        names: list[list[str]] = []
+        for r in range(p.rows):
+            names.append([em.fresh("x") for _ in range(steps)])
+            for j, x in enumerate(names[r]):
+                first = j - j % p.reach
+                lane = (j - first) // 4 * p.abreast + r % p.abreast
+                own = f"{mine[r // p.abreast, first]}.{_XYZW[j % 4]}"
+                em.line(f"let {x} = subgroupShuffle({own}, {lane}u);")
         return names
 
     def _terms(self, em: Emitter, d: int, k0: Index, column: Index, steps: range) -> list[Term]:

@@ -135,6 +135,7 @@ BEST_FLOP_PER_NS = 44.0  # of one core
 _WORKERS = 4  # groups that should be there for an even share of the threads
 _ADD_PARTS = 40_000.0  # nanoseconds of the kernel that adds up the partial sums
 _COPY, _COPIED = 20_000.0, 20.0  # nanoseconds of a copy to an image, and bytes a nanosecond
+_MOST_STEPS = 32  # of k a block: the driver takes long for loads
 _MOST_ROWS = 64  # of a tile; 32 where loads are fast, for long kernels take long to compile
 
 
@@ -173,7 +174,7 @@ def _shuffle_tiles(target: Target, product: Product) -> Iterator[Tile]:
 
 def _block_of_k(target: Target, rows: int, k: int) -> int:
     """Steps of k a block: what one load of a covers, more where loops would be too long."""
-    block = max(4, 4 * target.subgroup // rows)
+    block = max(4, min(_MOST_STEPS, 4 * target.subgroup // rows))
     while target.loop_limit and k // block >= target.loop_limit // 2 and block < 64:
         block *= 2
     return block
