@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
 from eggpu.compiler.schedule.tile import NVIDIA_WORKGROUP_BYTES, candidates, fold
-from eggpu.compiler.schedule.tile_attention import attention_candidates
+from eggpu.compiler.schedule.tile_attention import Pass, attention_candidates
 from eggpu.compiler.schedule.tile_rows import ROWS
 
 NVIDIA = replace(FLOOR, max_workgroup_bytes=64 << 10, max_invocations=1024, subgroup=32)
@@ -82,6 +82,14 @@ def test_empty_extents_are_refused() -> None:
         candidates(LLVMPIPE, 1, 3, 0, 4)
     with pytest.raises(ValueError, match="positive extents"):
         attention_candidates(LLVMPIPE, "forward", 1, 0, 4, 8, 8)
+
+
+@pytest.mark.parametrize("step", ["q", "kv"])
+def test_gradients_of_short_heads_own_two_rows_a_lane(step: Pass) -> None:
+    """On vectors of 16 lanes too, where one row a lane spreads every column for few products."""
+    target = replace(LLVMPIPE, subgroup=16)
+    (best,) = attention_candidates(target, step, 32, 64, 64, 32, 32, count=1)
+    assert best.values["R"] == 2
 
 
 @given(

@@ -22,7 +22,9 @@ from .target import Target
 from .tile import fold
 
 MOST_NUMBERS = 4  # that may differ between the texts of parts
-LAUNCHES = 16  # what takes longer is not worth merging
+# What takes longer is not worth merging. Threads that wait for the next dispatch of a CPU cost more
+# than a launch: three products of 512 by 128 by 128 take 1.05 ms one by one, 0.85 in one.
+LAUNCHES = {"cpu": 24, "gpu": 16}
 LOAD = 8.0  # an entry of a table costs an invocation as much as so many scalar operations
 
 
@@ -57,7 +59,7 @@ def kernel_of(step: Step) -> KernelSource:
 def merge(program: Program, target: Target, launches: float = math.inf) -> list[Merged]:
     """Steps worth merging, of those whose scratch is read in the time of so many launches."""
     most = launches * target.profile.launch * target.profile.bandwidth
-    long = LAUNCHES * target.profile.launch
+    long = LAUNCHES[target.kind] * target.profile.launch
     late = _late(program.before)
     alike: dict[object, list[int]] = {}
     for k, step in enumerate(program.steps):
