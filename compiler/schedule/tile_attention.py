@@ -79,6 +79,8 @@ def _lane_tiles(
             continue
         waves = ceil(tiles / _WORKERS) * _WORKERS
         spent = waves * (blocks * (loads + rows * each) + rows * quads * _LOAD4 + _GROUP)
+        if step != "forward":  # of causal ones, more rows a lane skip fewer hidden keys
+            spent *= lanes / 8
         flops = bh * _flops(step, columns, rows_in_all, d, dv)
         efficiency = min(1.0, flops / _BEST_FLOP_PER_NS / spent)
         grid = fold(tiles, target.max_groups)
