@@ -145,6 +145,13 @@ def shapes(q, kv):
     return [f"f32[{q}]", f"f32[{kv}]", f"f32[{kv}]"]
 
 
+MANY = ["f32[2, 2, 17, 3]"] * 3  # more rows than the kernels for few rows have
+
+
+def masked(q, k, v, m, fill):
+    return over(eg.where(m, q @ T(k), fill), v)
+
+
 WITH_OPERANDS = {
     "mask": (A, [*QKV, KEYS], (False, 0, 0, "mask")),
     "mask and causal": (partial(A, causal=True), [*QKV, KEYS], (True, 0, 0, "mask")),
@@ -153,7 +160,18 @@ WITH_OPERANDS = {
     "keys before": (ends, shapes("2, 3, 3", "2, 5, 3"), (True, 2, 0, "none")),
     "rows without keys": (ends, shapes("5, 3", "3, 3"), (True, -2, 0, "none")),
     "window": (partial(A, causal=True, window=2), QKV, (True, 0, 2, "none")),
-}
+    "NaN for rows without keys": (
+        partial(masked, fill=-math.inf), [*MANY, "bool[2, 2, 17, 17]"], (False, 0, 0, "mask")),
+    "the mean for rows without keys": (
+        partial(masked, fill=-1e9), [*QKV, "bool" + SCORES], (False, 0, 0, "mask")),
+    "the first query sees nothing": (
+        lambda q, k, v: masked(q, k, v, causal(17, -1), -1e9), MANY, (False, 0, 0, "mask")),
+    "a bias": (lambda q, k, v, b: over(q @ T(k) + b, v), [*QKV, "f32" + SCORES],
+               (False, 0, 0, "bias")),
+    "mask and bias": (
+        lambda q, k, v, m, b: over(eg.where(m, q @ T(k) + b, -math.inf), v),
+        [*QKV, KEYS, "f32[2, 5, 5]"], (False, 0, 0, "both")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WITH_OPERANDS)
@@ -164,9 +182,6 @@ def test_masks_biases_and_offsets_are_kept(name):
     assert report.recognized["attention backward"] == (1, 1)
     ops = [op for op in snapshot.ops if op.name == "attention"]
     assert {(op.causal, op.offset, op.window, op.extra) for op in ops} == {options}
-
-
-MANY = ["f32[2, 2, 17, 3]"] * 3  # more rows than have kernels that know rows without keys
 
 
 def over_wrong_sum(q, k, v):
@@ -194,22 +209,15 @@ def a_sink(q, k, v):
     return softmax(s, -1)[..., :5] @ v
 
 
-def masked(q, k, v, m, fill):
-    return over(eg.where(m, q @ T(k), fill), v)
-
-
 def dropped(q, k, v, m):
     return (softmax(q @ T(k), -1) * m) @ v
 
 
 NOT_ATTENTION = {
-    "NaN for rows without keys": (
-        partial(masked, fill=-math.inf), [*MANY, "bool[2, 2, 17, 17]"]),
-    "the mean for rows without keys": (partial(masked, fill=-1e9), [*QKV, "bool" + SCORES]),
-    "the first query sees nothing": (
-        lambda q, k, v: masked(q, k, v, causal(17, -1), -1e9), MANY),
     "hidden scores count": (lambda q, k, v: masked(q, k, v, causal(5), -10.0), QKV),
-    "a bias may be -inf": (lambda q, k, v, m: over(q @ T(k) + m, v), [*QKV, "f32" + SCORES]),
+    "a bias as far below as hidden scores": (
+        lambda q, k, v, b: over(eg.where(causal(5), q @ T(k) + b, -1e9), v),
+        [*QKV, "f32" + SCORES]),
     "softmax over queries": (lambda q, k, v: softmax(q @ T(k), -2) @ v, QKV),
     "dropout": (dropped, [*QKV, "f32" + SCORES]),
     "a mask after softmax": (
@@ -246,8 +254,8 @@ def test_what_is_not_attention_stays_as_it_is(name):
     assert not any(isinstance(t, TupleType) for t in snapshot.types)
 
 
-def test_a_bias_becomes_attention_when_asked_for():
-    function, types = NOT_ATTENTION["a bias may be -inf"]
+def test_a_bias_below_a_mask_becomes_attention_when_asked_for():
+    function, types = NOT_ATTENTION["a bias as far below as hidden scores"]
     found, _, report = unequal(attention_step(function, types), options=Options(relaxed=True))
     assert found == []
     assert report.recognized["attention backward"] == (1, 1)

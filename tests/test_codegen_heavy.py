@@ -18,7 +18,7 @@ from eggpu.compiler.ops import (
     transpose,
 )
 from eggpu.compiler.ops import elementwise as E
-from eggpu.compiler.ops.fused import Attention, AttentionBackward, get
+from eggpu.compiler.ops.fused import Attention, AttentionBackward, AttentionBias, get
 from eggpu.compiler.ops.window import conv
 from eggpu.compiler.reference import evaluate
 from eggpu.compiler.schedule.target import Target
@@ -134,3 +134,22 @@ def test_attention_and_its_gradients(
     args += [evaluate(forward, args)[0], values(delta), values(ct)]
     outputs = [get(grads, 0) + swap(q), get(grads, 1), swap(get(grads, 2))]
     check(device, target, [q, k, v, *row, given_lse, delta, ct], outputs, args, tol=1e-5, kernels=2)
+
+
+@pytest.mark.parametrize("axes", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("extra", ["bias", "both"])
+def test_the_gradient_of_a_bias(device, target, axes, extra):
+    lead, t, n = (2, 3), 13, 20
+    q, k, v = given(0, (*lead, t, 8)), given(1, (*lead, n, 8)), given(2, (*lead, n, 4))
+    rows = [given(3, (t, n), bool_)] * (extra == "both")
+    rows.append(given(4, (*[1 if a in axes else m for a, m in enumerate(lead)], t, n)))
+    more = [spread(r, (*lead, t, n)) for r in rows]
+    attributes = (0.5, True, n - t, 0, 0.0, extra, "nan")
+    lse = get(make(Attention(*attributes), q, k, v, *more), 1)
+    forward = Graph("f", (q, k, v, *rows), (lse,))
+    args = [values(i) for i in forward.inputs]
+    rest = given(5, (*lead, t, 1)), given(6, (*lead, t, 1)), given(7, (*lead, t, 4))
+    bias = make(AttentionBias(*attributes, axes), q, k, v, *rest, *more)
+    args += [evaluate(forward, args)[0], *map(values, rest[1:])]
+    kernels = [get(bias, 0) * 2.0]
+    check(device, target, [q, k, v, *rows, *rest], kernels, args, tol=1e-5, kernels=1)

@@ -87,6 +87,7 @@ REFUSED = {
         f"decode-{form}{case}": {
             "q": "f32[2, 17, 3]",
             "x": x,
+            "o": "f32[2, 17, 4]",
             "m": "bool[2, 17, 4]",
             "a": "i32[2, 17, 1]",
             "b": "i32[2, 17, 1]",
@@ -97,6 +98,7 @@ REFUSED = {
             ("", ""),
             ("-mask", "bool[2, 17, 4]"),
             ("-bias", "f32[2, 17, 4]"),
+            ("-both", "bool[2, 17, 4]"),
             ("-bounds", "(Between a b s)"),
             ("-bounds-mask", "(And (Between a b s) m)"),
         )
@@ -111,7 +113,6 @@ REFUSED = {
             "s": (2, 17, 4),
         }
         for name, m, x in (
-            ("mask-nan", "bool[2, 17, 4]", ""),
             ("bounds-nan", "(Between f g s)", ""),
             ("bounds-mask-nan", "(And (Between f g s) x)", "bool[2, 17, 4]"),
             ("bounds-bias-nan", "(Between f g s)", "f32[2, 17, 4]"),
@@ -119,11 +120,6 @@ REFUSED = {
         )
     },
     "weights-bounds-mean": {"d": -math.inf},
-    "decode-phases-nan": {
-        "k": "f32[2, 65537, 3]",
-        "v": "f32[2, 65537, 6]",
-        "x": "bool[2, 4, 65537]",
-    },
     "decode-phases-keys": {"k": "f32[2, 65537, 3]", "v": "f32[2, 65537, 6]"},
     "decode-phases-keys-extra": {
         "k": "f32[2, 65537, 3]",
@@ -165,15 +161,50 @@ REFUSED = {
     "weights-window-safe": {"f": -100.0},
     "weights-window-rows": {"p": -1.0},
     # a mask that the kernel knows by itself
-    "weights-mask": {"m": "(Causal s o)"},
+    **{
+        f"weights-{place}{extra}{kind}": {"m": "(Causal s -1.0)"}
+        for place in ("", "causal-", "window-")
+        for extra in ("mask", "both")
+        for kind in ("", "-nan")
+    },
+    "weights-unseen-nan": {"o": 0.0},
+    "weights-unseen-mean": {"o": 0.0},
+    # hidden scores that count
+    **{
+        f"weights-{name}-mean": {"f": -100.0}
+        for name in (
+            *("mask", "causal-mask", "window-mask", "causal-bias", "window-bias"),
+            *("both", "causal-both", "window-both"),
+        )
+    },
+    # a window of no keys
+    **{f"weights-window-bias{kind}": {"p": 0.0} for kind in ("", "-nan")},
+    "hidden-gradient-div": {"d": 0.0},
+    **{
+        f"{what}-gradient-hidden{both}": {"f": -100.0}
+        for what in ("scores", "bias")
+        for both in ("", "-both")
+    },
+    "hidden-gradient-both": {"f": -100.0},
+    # a bias that is repeated along queries; one that is not repeated before them
+    **{
+        f"bias-gradient-{case}{both}": {"a": (2,)}
+        for case in ("sum", "rows")
+        for both in ("", "-both")
+    },
     "hidden-gradient": {"f": -100.0},
     "hidden-gradient-safe": {"f": -100.0},
     "hidden-gradient-extra": {"f": -100.0},
     # numbers that do not make up the scale
-    "scores-gradient-softcap": {"r": 0.25},
-    "attention-dq-scaled": {"m": 2.0},
-    "attention-dk-scaled": {"m": 2.0},
-    "attention-dkt-scaled": {"m": 2.0},
+    **{
+        f"scores-gradient{case}-{form}": {"r": 0.25}
+        for form in ("softcap", "guarded")
+        for case in ("", "-extra", "-both", "-bias", "-hidden", "-hidden-both")
+    },
+    **{f"attention-{name}-scaled": {"m": 2.0} for name in ("dq", "dk", "dkt")},
+    **{f"attention-{name}": {"e": 2.0} for name in ("dq", "dk", "dkt")},
+    "drop-div-guard": {"c": 0.0},
+    "scores-gradient-div": {"m": 0.0},
 }
 
 

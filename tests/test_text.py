@@ -16,7 +16,7 @@ from eggpu.compiler.errors import IRError
 from eggpu.compiler.ir import Graph, Kind, Node, make, recording
 from eggpu.compiler.ops.decode import DECODE
 from eggpu.compiler.ops.elementwise import ELEMENTWISE
-from eggpu.compiler.ops.fused import Attention, AttentionBackward, get
+from eggpu.compiler.ops.fused import Attention, AttentionBackward, AttentionBias, get
 from eggpu.compiler.ops.leaf import Literal
 from eggpu.compiler.ops.loop import Loop, loop
 from eggpu.compiler.ops.scan import Argsort, Scan
@@ -104,11 +104,13 @@ def one_of_each() -> list[Node]:
     attention = make(Attention(0.5, True, 0, 0, 30.0, "none"), x, x, x)
     out, lse = get(attention, 0), get(attention, 1)
     backward = AttentionBackward(0.5, False, 1, 2, 0.0, "bias")
+    summed = AttentionBias(0.5, False, 1, 2, 0.0, "bias", "nan", (0,))
     bias = ops.iota((2, 3, 3), 2, f32)
     return [
         out,
         lse,
         get(make(backward, x, x, x, lse, lse, out, bias), 2),
+        get(make(summed, x, x, x, lse, lse, out, bias), 0),
         ops.transpose(x, (1, 2, 0)),
         ops.broadcast(ops.reduce("sum", x, (0, 2)), (2, 3, 4)),
         ops.pad(x, ops.literal(-0.0, f32), (0, 1, 2), (0, 0, 1), (0, 1, 0)),

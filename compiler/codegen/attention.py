@@ -11,7 +11,7 @@ from ..errors import CompileError
 from ..index import Index
 from ..ir import Node
 from ..ops.decode import DecodeBase
-from ..ops.fused import Attention, AttentionBackward, Get
+from ..ops.fused import Attention, AttentionBackward, AttentionBias, Get
 from ..schedule.kernel import KernelSource
 from ..schedule.space import Analysis
 from ..schedule.tile import Tile
@@ -29,6 +29,7 @@ _RESULTS: dict[Pass, dict[int, str]] = {
     "forward": {0: "o", 1: "lse"},
     "q": {0: "dq"},
     "kv": {1: "dk", 2: "dv"},
+    "bias": {0: "ds"},
 }
 _ROWS = ("lse", "delta")
 
@@ -41,7 +42,11 @@ def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
     if isinstance(node.op, DecodeBase):
         return lower_decode(job, analysis)
     outputs = [o for o in job.group.outputs if o.type.size]
-    passes: tuple[Pass, ...] = ("forward",) if len(node.operands) < len(_BACKWARD) else ("q", "kv")
+    passes: tuple[Pass, ...] = ("forward",)
+    if isinstance(node.op, AttentionBias):
+        passes = ("bias",)
+    elif isinstance(node.op, AttentionBackward):
+        passes = ("q", "kv")
     kernels: list[KernelSource] = []
     for step in passes:
         mine = [o for o in outputs if _item(analysis, o) in _RESULTS[step]]
@@ -50,8 +55,9 @@ def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
     return kernels
 
 
-def _attributes(node: Node) -> Attention | AttentionBackward:
-    assert isinstance(node.op, Attention | AttentionBackward), f"no template for {node!r}"
+def _attributes(node: Node) -> Attention | AttentionBackward | AttentionBias:
+    known = Attention | AttentionBackward | AttentionBias
+    assert isinstance(node.op, known), f"no template for {node!r}"
     return node.op
 
 
@@ -72,6 +78,14 @@ class _Attention:
         """(heads in all, queries, keys, size of a head of q and k, of v)."""
         q, k, v = (o.shape for o in self.node.operands[:3])
         return math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1]
+
+    @property
+    def kept(self) -> int:
+        """How many biases have a gradient: heads, less those that are summed."""
+        op = self.node.op
+        summed = op.axes if isinstance(op, AttentionBias) else ()
+        lead = self.node.operands[0].shape[:-2]
+        return math.prod(n for a, n in enumerate(lead) if a not in summed)
 
     def kernel(self) -> KernelSource:
         tile = self._tile()
@@ -127,8 +141,10 @@ class _Attention:
         bh, tq, tk, d, dv = self.heads
         extents = {
             "o": (bh, tq, dv), "lse": (bh, tq),
-            "dq": (bh, tq, d), "dk": (bh, tk, d), "dv": (bh, tk, dv),
+            "dq": (bh, tq, d), "dk": (bh, tk, d), "dv": (bh, tk, dv), "ds": (self.kept, tq, tk),
         }  # fmt: skip
+        if name == "ds":
+            return ("kept", "query", "key"), extents[name]
         axes = ("bh", "key" if name in ("dk", "dv") else "query", "d")
         return axes[: len(extents[name])], extents[name]
 
@@ -136,7 +152,7 @@ class _Attention:
         hint = self.job.hints.get(f"tile_{self.step}")
         if isinstance(hint, Tile):
             return hint
-        found = attention_candidates(self.job.target, self.step, *self.heads)
+        found = attention_candidates(self.job.target, self.step, *self.heads, kept=self.kept)
         if not found:
             raise CompileError(
                 f"illegal kernel: no template of {self.job.target.name} holds {self.node!r}"
@@ -147,8 +163,7 @@ class _Attention:
         bh, tq, tk, d, dv = self.heads
         plain = len(self.node.operands) < len(_BACKWARD)
         names = list(_FORWARD if plain else _BACKWARD)
-        extra = _attributes(self.node).extra
-        names += [] if extra == "none" else [extra]
+        names += _attributes(self.node).extras
         extents = {
             "q": (bh, tq, d), "k": (bh, tk, d), "v": (bh, tk, dv), "do": (bh, tq, dv),
             "lse": (bh, tq, 1), "delta": (bh, tq, 1), "mask": (bh, tq, tk), "bias": (bh, tq, tk),
@@ -163,13 +178,27 @@ class _Attention:
     def _attributes(self) -> dict[str, object]:
         bh, tq, tk, d, dv = self.heads
         op = _attributes(self.node)
-        extra, window, softcap = op.extra, op.window, op.softcap
+        window, softcap = op.window, op.softcap
         return {
             "BH": bh, "TQ": tq, "TK": tk, "D": d, "DV": dv,
             "scale": op.scale, "causal": op.causal, "offset": op.offset,
             "window": window or None, "softcap": softcap or None,
-            "has_mask": extra == "mask", "has_bias": extra == "bias",
+            "has_mask": "mask" in op.extras, "has_bias": "bias" in op.extras, "empty": op.empty,
+            **(self._summed(op) if isinstance(op, AttentionBias) else {}),
         }  # fmt: skip
+
+    def _summed(self, op: AttentionBias) -> dict[str, object]:
+        """Which head the `each`-th one of those is that share bias `kept`."""
+        lead = self.node.operands[0].shape[:-2]
+        at = {"kept": math.prod(n for a, n in enumerate(lead) if a not in op.axes)}
+        at["each"] = math.prod(lead) // max(1, at["kept"])
+        sizes, terms, stride = {"KEPT": at["kept"], "SUMMED": at["each"]}, [], math.prod(lead)
+        for a, n in enumerate(lead):
+            name = "each" if a in op.axes else "kept"
+            at[name], stride = at[name] // n, stride // n
+            if n > 1:
+                terms.append(f"{name} / {at[name]}u % {n}u * {stride}u")
+        return {**sizes, "head": " + ".join(terms) or "0u"}
 
     def _vectors(self, operands: dict[str, Operand]) -> dict[str, bool]:
         """Which operands and results are accessed four elements at a time along a head."""
@@ -179,7 +208,7 @@ class _Attention:
             for name, o in operands.items()
             if name not in (*_ROWS, "mask", "bias")
         }
-        sizes = {"o": dv, "dq": d, "dk": d, "dv": dv}
+        sizes = {"o": dv, "dq": d, "dk": d, "dv": dv, "ds": self.heads[2]}
         return flags | {f"{name}_vec": size % 4 == 0 for name, size in sizes.items()}
 
     def _store(self, emitter: Emitter, item: int) -> Callable[..., str] | None:

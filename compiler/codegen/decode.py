@@ -162,8 +162,7 @@ class _Decode:
 
     def _operands(self) -> dict[str, Operand]:
         s, op = self.shape, self.op
-        names = [*_QKV, *(_BOUNDS if op.bounded else ())]
-        names += [] if op.extra == "none" else [op.extra]
+        names = [*_QKV, *(_BOUNDS if op.bounded else ()), *op.extras]
         rows, pairs = (s.heads, s.rows, 1), (s.heads, s.rows, s.keys)
         extents = {
             "q": (s.heads, s.rows, s.d), "k": (s.heads, s.keys, s.d), "v": (s.heads, s.keys, s.dv),
@@ -182,7 +181,7 @@ class _Decode:
             "BH": s.heads, "TQ": s.rows, "TK": s.keys, "D": s.d, "DV": s.dv,
             "scale": op.scale, "causal": op.causal, "offset": op.offset,
             "window": op.window or None, "softcap": op.softcap or None,
-            "has_mask": op.extra == "mask", "has_bias": op.extra == "bias",
+            "has_mask": "mask" in op.extras, "has_bias": "bias" in op.extras,
             "group": op.group, "bounded": op.bounded, "empty": op.empty,
         }  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..ir import Kind
 from ..ops.decode import DecodeBase
+from ..ops.fused import AttentionBias
 from ..schedule.target import Target
 from ..schedule.tile import candidates
 from ..schedule.tile_attention import Pass, attention_candidates
@@ -71,9 +72,12 @@ def anchor_cost(p: Problem, target: Target, a: Anchor) -> AnchorCost | None:
         case Kind.TUPLE if isinstance(op, DecodeBase):
             return _decode(target, op, types)
         case Kind.TUPLE if len(types) >= 3:
-            cost = _attention(target, types, a.results)
-            causal = bool(op.attributes().get("causal"))
-            return cost._replace(busy=CAUSAL * cost.busy) if cost and causal else cost
+            summed = op.axes if isinstance(op, AttentionBias) else None
+            cost = _attention(target, types, a.results, summed)
+            # hidden keys are skipped where they give nothing
+            options = op.attributes()
+            skips = options.get("causal") and (options.get("empty") == "zero" or summed is not None)
+            return cost._replace(busy=CAUSAL * cost.busy) if cost and skips else cost
         case _:
             return AnchorCost(flops / profile.elementwise, 0, 0.0, flops)
 
@@ -120,22 +124,30 @@ def _scatter(target: Target, size: int, positions: int, flops: float) -> AnchorC
     return AnchorCost(busy, 0 if direct else 2, 0.0, flops + compared)
 
 
-def _attention(target: Target, types: list[Type], results: tuple[int, ...]) -> AnchorCost | None:
-    """Attention is one kernel, its gradients are one for q and one for k and v."""
+def _attention(
+    target: Target, types: list[Type], results: tuple[int, ...], summed: tuple[int, ...] | None
+) -> AnchorCost | None:
+    """Attention is one kernel, its gradients are one for q and one for k and v, that of a bias is
+    one; `summed` are the axes of the latter.
+    """
     (*batch, queries, d), (*_, keys, _), (*_, dv) = (t.shape for t in types[:3])
     empty = [t.size == 0 for t in types[:3]]
     if all(empty) if len(types) >= 6 else not math.prod(batch) * queries:
         return AnchorCost(0.0, 0, 0.0, 0.0)  # nothing to compute
     steps: list[Pass] = ["forward"]
-    if len(types) >= 6:
+    kept = math.prod(batch)
+    if summed is not None:
+        steps = ["bias"]
+        kept = math.prod(n for axis, n in enumerate(batch) if axis not in summed)
+    elif len(types) >= 6:
         steps = [s for s, given in (("q", {0}), ("kv", {1, 2})) if given & set(results)]  # type: ignore[misc]
     busy = total = 0.0
     for step in steps:
         shape = (math.prod(batch), queries, keys, d, dv)
-        efficiency = _fused(target, step, *shape)
+        efficiency = _fused(target, step, *shape, kept)
         if efficiency is None:
             return None
-        work = {"forward": d + dv, "q": 2 * d + dv, "kv": 2 * d + 2 * dv}[step]
+        work = {"forward": d + dv, "q": 2 * d + dv, "kv": 2 * d + 2 * dv, "bias": d + dv}[step]
         flops = 2.0 * math.prod(batch) * queries * keys * work
         busy += flops / target.profile.attention / efficiency
         total += flops
@@ -164,11 +176,11 @@ def _decode(target: Target, op: DecodeBase, types: list[Type]) -> AnchorCost | N
 
 @lru_cache(maxsize=1024)
 def _fused(
-    target: Target, step: Pass, heads: int, queries: int, keys: int, d: int, dv: int
+    target: Target, step: Pass, heads: int, queries: int, keys: int, d: int, dv: int, kept: int
 ) -> float | None:
     if min(heads, queries, keys, d, dv) < 1:
         return None
-    tiles = attention_candidates(target, step, heads, queries, keys, d, dv, 1)
+    tiles = attention_candidates(target, step, heads, queries, keys, d, dv, 1, kept)
     return max(1e-3, tiles[0].efficiency / _best_attention(target)) if tiles else None
 
 

@@ -48,6 +48,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "vec-empty": tuple,
     "vec-get": lambda v, i: v[i],
     "vec-length": len,
+    "vec-pop": lambda v: v[:-1],
     "vec-set": lambda v, i, x: (*v[:i], x, *v[i + 1 :]),
     "shape": lambda x: x.node.shape,
     "dtype": lambda x: x.node.dtype.name,

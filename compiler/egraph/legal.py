@@ -251,7 +251,7 @@ class Legality:
         """True when what an op with several results reads is moved only, never computed: elements
         may be read often. A mask or bias is read once, so it may be computed."""
         p, n = self.p, b.choice[anchor]
-        once = 1 if getattr(p.snapshot.ops[n], "extra", "none") != "none" else 0
+        once = len(getattr(p.snapshot.ops[n], "extras", ()))
         often = p.kids[n][: len(p.kids[n]) - once]
         stack = [k for k in dict.fromkeys(often) if k in b.space]
         seen = set(stack)

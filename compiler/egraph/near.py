@@ -159,7 +159,7 @@ def _no_weights(p: _Program, cls: Class, x: Class) -> str:
         shown = ", ".join(map(str, axes))
         return f"softmax over axis {shown}, attention's is over the keys, the last axis ({last})"
     for node in p.nodes.get(x, ()):
-        why = _scores(p, node, cls in p.stones["SafeSoftmax"])
+        why = _scores(p, node)
         if why:
             return why
     return ""
@@ -177,20 +177,16 @@ def _softmax_axes(nodes: Sequence[Node]) -> tuple[int, ...]:
     return ()
 
 
-def _scores(p: _Program, node: Node, safe: bool) -> str:
+def _scores(p: _Program, node: Node) -> str:
     """Why these are no scores of attention; "" when there is no product in them."""
     if not _product(node):
         return ""
     node = _seen_through(node)
     label = _label(node.op)
     if label == "select":
-        return _masked(p, node, safe)
+        return _masked(p, node)
     if label == "add":
-        return (
-            "a bias is added, and a row of it that is -inf everywhere makes softmax NaN where "
-            "attention gives 0: relaxed=True ignores that, "
-            "scaled_dot_product_attention(bias=...) defines it"
-        )
+        return "what is added to the masked scores belongs to the scores: add it before the mask"
     if label in ("mul", "div"):
         return f"the scale is an array that differs between scores ({label}), not one number"
     if isinstance(node.op, Dot):
@@ -198,7 +194,7 @@ def _scores(p: _Program, node: Node, safe: bool) -> str:
     return f"{label} stands between the product and softmax"
 
 
-def _masked(p: _Program, node: Node, safe: bool) -> str:
+def _masked(p: _Program, node: Node) -> str:
     branches = node.operands[1:]
     fill = next((f for b in branches if (f := _number(b)) is not None), None)
     if fill is None:
@@ -206,17 +202,15 @@ def _masked(p: _Program, node: Node, safe: bool) -> str:
     if fill > HIDDEN:
         return f"masked scores are {fill:g}, which still counts: attention's are -inf"
     below = next(b for b in branches if _number(b) is None)
-    if p.of.get(below) not in p.stones["Scores"] and _label(_seen_through(below).op) != "dot":
-        inner = _scores(p, below, safe)
-        if inner:
-            return inner
-    what = "NaN" if fill == -math.inf else "the mean of the values"
-    if safe and fill != -math.inf:
-        what = "not 0"
-    return (
-        f"the mask may hide every key of a query, and softmax gives {what} there where attention "
-        "gives 0: scaled_dot_product_attention(mask=...) defines it"
-    )
+    seen = _seen_through(below)
+    if _label(seen.op) == "add" and fill > -math.inf:
+        return (
+            f"a bias is added, which may be as far below the others as the masked scores ({fill:g})"
+            ": mask with -inf, or relaxed=True ignores that"
+        )
+    if p.of.get(below) not in p.stones["Scores"] and _label(seen.op) != "dot":
+        return _scores(p, below)
+    return "softmax gives a row without any key something else than attention does"
 
 
 def _after(p: _Program, cls: Class, x: Class) -> Iterator[NearMiss]:

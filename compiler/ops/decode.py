@@ -21,7 +21,7 @@ FILLED = 0.5  # of the keys in a cache count, on average over a sequence that fi
 
 @dataclass(frozen=True)
 class DecodeBase(AttentionBase):
-    """(q, k, v[, first, end][, mask or bias]) -> (output (..., t, e),): besides `AttentionBase`,
+    """(q, k, v[, first, end][, mask][, bias]) -> (output (..., t, e),): besides `AttentionBase`,
 
     group:   query heads that share the keys: row r is query r % (t // group) of one of them
     bounded: key j counts where first <= j < end, which are i32 (..., t, 1) and read from memory:
@@ -66,7 +66,7 @@ class DecodeBase(AttentionBase):
     def evaluate(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray) -> tuple:
         bounds, extra = rest[: 2 * self.bounded], rest[2 * self.bounded :]
         with np.errstate(all="ignore"):
-            _, s = self.scores(q, k, extra)
+            _, s, _ = self.scores(q, k, extra)
             if bounds:
                 j = np.arange(k.shape[-2])
                 s = np.where((bounds[0] <= j) & (j < bounds[1]), s, -math.inf).astype(q.dtype)

@@ -13,7 +13,9 @@ from ..errors import ShapeMismatch
 from ..ir import Kind, Node, Op, make
 from ..types import TupleType, Type
 
-EMPTY = -1e30  # the log-sum-exp of no scores
+EXTRAS = {"none": (), "mask": ("mask",), "bias": ("bias",), "both": ("mask", "bias")}
+EMPTIES = ("zero", "nan", "mean")  # what a row without keys gives
+EMPTY = -1e30  # the log-sum-exp of no scores, and what hidden scores count as for the mean
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class AttentionBase(Op):
     causal:     j <= i + offset              (offset 0: top-left; Tk - Tq: bottom-right)
     window > 0: j > i + offset - window      (besides causal)
     extra:      "mask": the bool operand holds; "bias": the operand is added to the scaled scores;
-    "none"
+    "both": a mask, then a bias; "none"
     """
 
     scale: float
@@ -55,41 +57,50 @@ class AttentionBase(Op):
     def kind(self) -> Kind:
         return Kind.TUPLE
 
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What each of the last operands is."""
+        return EXTRAS[self.extra]
+
     def places(self, rows: int) -> np.ndarray:
         """Which query each row is."""
         return np.arange(rows)
 
     def scores(
-        self, q: np.ndarray, k: np.ndarray, extra: Sequence[np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(scores before softcap, masked scores): -inf where a key is not visible."""
+        self, q: np.ndarray, k: np.ndarray, extra: Sequence[np.ndarray], hidden: float = -math.inf
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(scores before softcap, scores that are `hidden` where a key is not visible, visible)."""
         raw = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(self.scale)
         s = self.softcap * np.tanh(raw / self.softcap) if self.softcap else raw
         i, j = self.places(q.shape[-2])[:, None] + self.offset, np.arange(k.shape[-2])[None]
+        visible = np.ones(s.shape, bool)
         if self.causal:
-            s = np.where(j <= i, s, -math.inf)
+            visible &= j <= i
         if self.window:
-            s = np.where(j > i - self.window, s, -math.inf)
-        if self.extra == "mask":
-            s = np.where(extra[0], s, -math.inf)
-        elif self.extra == "bias":
-            s = s + extra[0]
-        return raw, s.astype(q.dtype)
+            visible &= j > i - self.window
+        if self.extra in ("mask", "both"):
+            visible &= extra[0]
+        if self.extra in ("bias", "both"):
+            s = s + extra[-1]
+        return raw, np.where(visible, s, hidden).astype(q.dtype), visible
 
     def check(self, q: Type, k: Type, v: Type, extra: Sequence[Type]) -> None:
+        known = self.extra in EXTRAS and getattr(self, "empty", "zero") in EMPTIES
         fits = (
-            q.rank >= 2
+            known
+            and q.rank >= 2
             and q.rank == k.rank == v.rank
             and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
             and q.shape[-1] == k.shape[-1]
             and k.shape[-2] == v.shape[-2]
             and q.dtype == k.dtype == v.dtype
-            and len(extra) == (self.extra != "none")
+            and len(extra) == len(self.extras)
             and all(e.shape == (*q.shape[:-1], k.shape[-2]) for e in extra)
         )
         if not fits:
             raise ShapeMismatch(
-                f"{self.name} needs q (..., t, d), k (..., s, d), v (..., s, e), got {q}, {k}, {v}"
+                f"{self.name} needs q (..., t, d), k (..., s, d), v (..., s, e) and "
+                f"{self.extra}, got {q}, {k}, {v}, {list(extra)}"
             )
 
 
@@ -104,12 +115,17 @@ def probabilities(s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Attention(AttentionBase):
-    """(q, k, v[, mask or bias]) -> (output (..., t, e), log-sum-exp of the scores (..., t, 1)).
+    """(q, k, v[, mask][, bias]) -> (output (..., t, e), log-sum-exp of the scores (..., t, 1)).
 
-    A row without visible keys gives output 0 and log-sum-exp -1e30: finite, so that no score minus
-    it is NaN.
+    empty: what a row without visible keys gives:
+
+    "zero"  output 0 and log-sum-exp -1e30: finite, so that no score minus it is NaN
+    "nan"   NaN, as softmax of scores that are all -inf
+    "mean"  the mean of the values of its n hidden keys and log-sum-exp -1e30 n, as softmax of
+            scores of which the hidden ones are one huge negative number
     """
 
+    empty: str = "zero"
     name = "attention"
 
     def infer(self, q: Type, k: Type, v: Type, *extra: Type) -> TupleType:
@@ -120,9 +136,15 @@ class Attention(AttentionBase):
 
     def evaluate(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *extra: np.ndarray) -> tuple:
         with np.errstate(all="ignore"):
-            _, s = self.scores(q, k, extra)
+            hidden = EMPTY if self.empty == "mean" else -math.inf
+            _, s, _ = self.scores(q, k, extra, hidden)
             p, total, top = probabilities(s)
-            lse = np.where(total == 0, EMPTY, np.log(total) + top)
+            lse = np.log(total) + top
+            if self.empty == "mean":
+                lse = np.where(top <= EMPTY / 2, EMPTY * total, lse)
+            none = EMPTY if self.empty == "zero" else math.nan
+            p = p if self.empty == "zero" else np.where(total == 0, none, p)
+            lse = np.where(total == 0, none, lse)
             return np.matmul(p, v).astype(q.dtype), lse.astype(q.dtype)
 
     def flops(self, result: TupleType, q: Type, k: Type, v: Type, *extra: Type) -> int:  # type: ignore[override]
@@ -131,33 +153,57 @@ class Attention(AttentionBase):
 
 
 @dataclass(frozen=True)
-class AttentionBackward(AttentionBase):
-    """(q, k, v, log-sum-exp, delta, cotangent[, mask or bias]) -> cotangents of q, k, v.
+class GradientBase(AttentionBase):
+    """(q, k, v, log-sum-exp, delta, cotangent[, mask][, bias]) -> gradients; `empty` as in
+    `Attention`.
 
-    delta (..., t, 1) is the row sum of cotangent * output. With p = exp(scores - lse):
-    dv = p^T ct;  ds = p * (ct v^T - delta);  dq = scale * ds k;  dk = scale * ds^T q.
+    delta (..., t, 1) is the row sum of cotangent * output. With p = exp(scores - lse), the gradient
+    of scores after softcap is ds = p * (ct v^T - delta), and 0 where they are hidden.
     """
 
-    name = "attention_backward"
+    empty: str = "zero"
 
-    def infer(
-        self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, *extra: Type
-    ) -> TupleType:
+    def fits(
+        self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, extra: Sequence[Type]
+    ) -> None:
+        """Raise unless the types are those of attention and its gradient."""
         self.check(q, k, v, extra)
         column = (*q.shape[:-1], 1)
         if lse.shape != column or delta.shape != column or ct.shape != (*q.shape[:-1], v.shape[-1]):
             raise ShapeMismatch(
                 f"{self.name} got log-sum-exp {lse}, delta {delta}, cotangent {ct} for q {q}, v {v}"
             )
+
+    def score_gradient(self, q, k, v, lse, delta, ct, extra):  # noqa: ANN001, ANN201
+        """(scores before softcap, probabilities, gradient of scores after softcap, visible)."""
+        hidden = EMPTY if self.empty == "mean" else -math.inf
+        raw, s, visible = self.scores(q, k, extra, hidden)
+        p = np.where(np.isneginf(s), 0, np.exp(s - lse))
+        if self.empty == "mean":
+            p = np.where(~visible & (lse <= EMPTY / 2), EMPTY / lse, p)
+        if self.empty != "zero":
+            p = np.where(np.isnan(lse), math.nan, p)
+        ds = np.where(visible, p * (np.matmul(ct, np.swapaxes(v, -1, -2)) - delta), 0)
+        return raw, p, ds, visible
+
+
+@dataclass(frozen=True)
+class AttentionBackward(GradientBase):
+    """The cotangents of q, k, v: dv = p^T ct;  dq = scale * ds k;  dk = scale * ds^T q."""
+
+    name = "attention_backward"
+
+    def infer(
+        self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, *extra: Type
+    ) -> TupleType:
+        self.fits(q, k, v, lse, delta, ct, extra)
         return TupleType((q, k, v))
 
     def evaluate(self, q, k, v, lse, delta, ct, *extra):  # noqa: ANN001, ANN002, ANN201
         with np.errstate(all="ignore"):
-            raw, s = self.scores(q, k, extra)
-            p = np.where(np.isneginf(s), 0, np.exp(s - lse))
-            ds = p * (np.matmul(ct, np.swapaxes(v, -1, -2)) - delta)
+            raw, p, ds, visible = self.score_gradient(q, k, v, lse, delta, ct, extra)
             if self.softcap:
-                ds = ds * (1 - np.tanh(raw / self.softcap) ** 2)
+                ds = np.where(visible, ds * (1 - np.tanh(raw / self.softcap) ** 2), 0)
             ds = (ds * self.scale).astype(q.dtype)
             t = lambda x: np.swapaxes(x, -1, -2)  # noqa: E731
             return np.matmul(ds, k), np.matmul(t(ds), q), np.matmul(t(p), ct).astype(q.dtype)
@@ -165,6 +211,34 @@ class AttentionBackward(AttentionBase):
     def flops(self, result: TupleType, q: Type, k: Type, v: Type, *rest: Type) -> int:  # type: ignore[override]
         pairs = math.prod(q.shape[:-1]) * k.shape[-2]
         return 2 * pairs * (3 * q.shape[-1] + 2 * v.shape[-1]) // (2 if self.causal else 1)
+
+
+@dataclass(frozen=True)
+class AttentionBias(GradientBase):
+    """The cotangent of a bias, ds, summed over the `axes` before the last two along which the bias
+    is repeated; they stay with length 1.
+    """
+
+    axes: tuple[int, ...] = ()
+    name = "attention_bias"
+
+    def infer(
+        self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, *extra: Type
+    ) -> TupleType:
+        self.fits(q, k, v, lse, delta, ct, extra)
+        if any(not 0 <= a < q.rank - 2 for a in self.axes):
+            raise ShapeMismatch(f"{self.name} sums over axes before the last two, got {self.axes}")
+        lead = [1 if a in self.axes else n for a, n in enumerate(q.shape[:-2])]
+        return TupleType((Type((*lead, q.shape[-2], k.shape[-2]), q.dtype),))
+
+    def evaluate(self, q, k, v, lse, delta, ct, *extra):  # noqa: ANN001, ANN002, ANN201
+        with np.errstate(all="ignore"):
+            _, _, ds, _ = self.score_gradient(q, k, v, lse, delta, ct, extra)
+            return (ds.sum(self.axes, keepdims=True).astype(q.dtype),)
+
+    def flops(self, result: TupleType, q: Type, k: Type, v: Type, *rest: Type) -> int:  # type: ignore[override]
+        pairs = math.prod(q.shape[:-1]) * k.shape[-2]
+        return 2 * pairs * (q.shape[-1] + v.shape[-1]) // (2 if self.causal else 1)
 
 
 def get(x: Node, index: int) -> Node:

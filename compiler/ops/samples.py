@@ -17,7 +17,7 @@ from ..types import DTYPES, TupleType
 from .contract import Dot
 from .decode import DECODE
 from .elementwise import Cast, Elementwise
-from .fused import Attention, AttentionBackward, Get
+from .fused import EXTRAS, Attention, AttentionBackward, AttentionBias, Get
 from .leaf import Constant, Iota, Literal, constant, iota, literal
 from .move import (
     Broadcast,
@@ -558,15 +558,16 @@ def attention_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
         ({"softcap": 2.0}, ((2,), 5, 6, 4, 4)),
         ({"extra": "mask"}, ((2,), 6, 5, 4, 4)),
         ({"extra": "bias"}, ((2,), 6, 5, 4, 4)),
+        ({"extra": "mask", "empty": "nan"}, ((2,), 6, 5, 4, 4)),
+        ({"extra": "mask", "empty": "mean", "causal": True}, ((2,), 6, 5, 4, 4)),
+        ({"extra": "both", "softcap": 2.0}, ((2,), 6, 5, 4, 4)),
+        ({"extra": "bias", "empty": "nan", "window": 3, "causal": True}, ((2, 2), 6, 5, 4, 4)),
     ):
         q, k, v = floats(*lead, t, d), floats(*lead, s, d, seed=1), floats(*lead, s, e, seed=2)
         extra = {"mask": integers(*lead, t, s, dtype="bool"), "bias": floats(*lead, t, s, seed=3)}
-        if change.get("extra") == "mask":
-            extra["mask"][..., 2, :] = False  # a row that sees nothing
-        yield (
-            {**plain, **change},
-            (q, k, v, *([extra[str(change["extra"])]] if "extra" in change else [])),
-        )
+        extra["mask"][..., t // 2, :] = False  # a row that sees nothing
+        names = EXTRAS[str(change.get("extra", "none"))]
+        yield {**plain, **change}, (q, k, v, *(extra[name] for name in names))
 
 
 @_of(Attention, Get)
@@ -586,6 +587,7 @@ def decode_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
         ({"group": 2, "causal": True, "offset": 5}, ((1,), 4, 9, 4, 8)),
         ({"group": 2, "extra": "mask"}, ((2,), 2, 9, 4, 4)),
         ({"extra": "bias", "softcap": 3.0}, ((1,), 2, 9, 4, 4)),
+        ({"extra": "both"}, ((2,), 2, 9, 4, 4)),
         ({"empty": "nan"}, ((2,), 3, 9, 4, 4)),
         ({"empty": "mean"}, ((2,), 3, 9, 4, 4)),
     ):
@@ -594,7 +596,7 @@ def decode_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
         end = first + integers(*shape, low=-1, high=s + 2, seed=1)  # some rows see nothing
         more = {"mask": integers(*lead, t, s, dtype="bool"), "bias": floats(*lead, t, s, seed=3)}
         qkv = floats(*lead, t, d), floats(*lead, s, d, seed=1), floats(*lead, s, e, seed=2)
-        extra = [more[str(change["extra"])]] if "extra" in change else []
+        extra = [more[name] for name in EXTRAS[str(change.get("extra", "none"))]]
         bounds = [first, end] if change.get("bounded", True) else []
         yield {**plain, **change}, (*qkv, *bounds, *extra)
 
@@ -613,13 +615,24 @@ for _form in DECODE:
 
 @_of(AttentionBackward)
 def _attention_backward() -> Iterator[Sample]:
+    for attributes, operands in gradient_cases():
+        yield Sample(AttentionBackward(**attributes), operands, smooth=False)  # type: ignore[arg-type]
+
+
+@_of(AttentionBias)
+def _attention_bias() -> Iterator[Sample]:
+    for attributes, operands in gradient_cases():
+        lead = operands[0].ndim - 2
+        for axes in sorted({(), (0,)[:lead], tuple(range(lead))}):
+            yield Sample(AttentionBias(**attributes, axes=axes), operands, smooth=False)  # type: ignore[arg-type]
+
+
+def gradient_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
+    """Attributes and operands of the gradients of attention."""
     for attributes, (q, k, v, *extra) in attention_cases():
         out, lse = Attention(**attributes).evaluate(q, k, v, *extra)  # type: ignore[arg-type]
         ct = floats(*out.shape, seed=4)
-        delta = (ct * out).sum(-1, keepdims=True)
-        yield Sample(
-            AttentionBackward(**attributes), (q, k, v, lse, delta, ct, *extra), smooth=False
-        )  # type: ignore[arg-type]
+        yield attributes, (q, k, v, lse, (ct * out).sum(-1, keepdims=True), ct, *extra)
 
 
 def results(op: Op, operands: Sequence[Node]) -> list[Node]:

@@ -1,4 +1,5 @@
-"""Legal tilings of the attention kernels on a target, best first: forward, dq, and dk with dv.
+"""Legal tilings of the attention kernels on a target, best first: forward, dq, dk with dv, and the
+gradient of a bias.
 
 An empty list says that no fused kernel fits, and attention stays two products and a softmax.
 """
@@ -7,29 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .target import Target
 from .tile import BUSY_THREADS, Tile, Value, fold, processors, workgroup_budget
 
-Pass = Literal["forward", "q", "kv"]
+Pass = Literal["forward", "q", "kv", "bias"]
 
 # Products of a pass: how often a row of the head's two sizes (d, dv) takes part.
-_PRODUCTS: dict[Pass, tuple[int, int]] = {"forward": (1, 1), "q": (2, 1), "kv": (2, 2)}
+_PRODUCTS: dict[Pass, tuple[int, int]] = {
+    "forward": (1, 1),
+    "q": (2, 1),
+    "kv": (2, 2),
+    "bias": (1, 1),
+}
 
 
 def attention_candidates(
-    target: Target, step: Pass, bh: int, tq: int, tk: int, d: int, dv: int, count: int = 3
+    target: Target,
+    step: Pass,
+    bh: int,
+    tq: int,
+    tk: int,
+    d: int,
+    dv: int,
+    count: int = 3,
+    kept: int = 1,
 ) -> list[Tile]:
     """The `count` best tilings of one pass over `bh` heads of `tq` queries and `tk` keys.
 
-    "forward" gives o and the log-sum-exp, "q" the gradient of q, "kv" those of k and v.
+    "forward" gives o and the log-sum-exp, "q" the gradient of q, "kv" those of k and v, "bias" that
+    of `kept` biases which the heads share.
     """
     if min(bh, tq, tk, d, dv) < 1:
         raise ValueError(
             f"attention needs positive extents, got {bh} x {tq} x {tk}, heads {d}, {dv}"
         )
-    if target.kind == "cpu" and target.subgroup:
+    if step == "bias":
+        tiles = list(_bias_tiles(target, bh, kept, tq, tk, d, dv))
+    elif target.kind == "cpu" and target.subgroup:
         tiles = list(_lane_tiles(target, step, bh, tq, tk, d, dv))
     else:
         tiles = list(_shared_tiles(target, step, bh, tq, tk, d, dv))
@@ -91,6 +108,72 @@ def _lane_tiles(
             params = (("L", lanes), ("R", rows), ("grad", step), ("grid", grid))
             template = "attention_bwd_cpu.wgsl.j2"
         yield Tile(template, params, grid, (lanes, 1, 1), 0, efficiency)
+
+
+# -- the gradient of a bias: a tile of it goes over all heads that share it ------------------------
+
+
+def _bias_tiles(
+    target: Target, bh: int, kept: int, tq: int, tk: int, d: int, dv: int
+) -> Iterator[Tile]:
+    summed = bh // kept
+    if target.loop_limit and summed >= target.loop_limit:
+        return
+    lanes = target.subgroup if target.kind == "cpu" else 0
+    for tile in _bias_lanes(lanes, tq, d, dv) if lanes else _bias_shared(target, tk, d, dv):
+        rows, columns = tile.rows, tile.columns
+        tiles = kept * ceil(tq / rows) * ceil(tk / columns)
+        if tiles > target.max_groups**2:
+            continue
+        useful = tq / (ceil(tq / rows) * rows) * tk / (ceil(tk / columns) * columns)
+        if lanes:
+            busy = tiles / (ceil(tiles / _WORKERS) * _WORKERS)
+        else:
+            busy = min(1.0, tiles * tile.threads / BUSY_THREADS)
+        grid = fold(tiles, target.max_groups)
+        template = f"attention_bias_{'cpu' if lanes else 'gpu'}.wgsl.j2"
+        params = (*tile.params, ("grid", grid))
+        rate = min(1.0, tile.rate * useful * busy)
+        yield Tile(template, params, grid, (tile.threads, 1, 1), tile.nbytes, rate)
+
+
+class _Bias(NamedTuple):
+    """A tile of a bias' gradient, and its rate when the device is busy and the tile full."""
+
+    rows: int
+    columns: int
+    threads: int
+    params: tuple[tuple[str, Value], ...]
+    nbytes: int
+    rate: float
+
+
+def _bias_lanes(lanes: int, tq: int, d: int, dv: int) -> Iterator[_Bias]:
+    quads = ceil(d / 4) + ceil(dv / 4)
+    for rows in (1, 2, 3, 4):
+        if rows > 1 and (rows - 1) * lanes >= tq:
+            break
+        loads = quads * (1 + rows) * _LOAD4 + lanes * (d + dv) * _SHUFFLE
+        each = lanes * ((d + dv) * _MULTIPLY_ADD + _EXP)
+        flops = _flops("bias", lanes, rows * lanes, d, dv)
+        rate = flops / _BEST_FLOP_PER_NS / (loads + rows * each)
+        yield _Bias(rows * lanes, lanes, lanes, (("L", lanes), ("R", rows)), 0, rate)
+
+
+def _bias_shared(target: Target, tk: int, d: int, dv: int) -> Iterator[_Bias]:
+    for br, bc, tm, tn in _SHAPES:
+        threads = br // tm * (bc // tn)
+        if threads > target.max_invocations or 3 * tm * tn > _REGISTERS:
+            continue
+        for dc in (64, 32, 16, 8):
+            nbytes = 4 * dc * (br + bc + 8)
+            if (dc >= 2 * max(d, dv) and dc > 8) or nbytes > workgroup_budget(target):
+                continue
+            padded = (d / (ceil(d / dc) * dc) + dv / (ceil(dv / dc) * dc)) / 2
+            reuse = tm * tn / (tm + tn)
+            rate = reuse / (reuse + 2.0) * padded * _CHUNK_GAIN[dc] * br / (br + 8)
+            params = (("TM", tm), ("TN", tn), ("DC", dc), ("BR", br), ("BC", bc))
+            yield _Bias(br, bc, threads, params, nbytes, rate)
 
 
 # -- shared memory: a workgroup a tile -----------------------------------------------------------

@@ -45,6 +45,12 @@ NUMBERS = (
           relaxed=True),
 )  # fmt: skip
 
+# What autodiff guards below a choice, since 0 * inf is no 0, needs no guard around a number.
+GUARDS = (
+    _rule("drop-div-guard",     "(Select (Eq* x 0.0) 0.0 (Div x #c))", "(Div x (const c x))",
+          "(< 0.0 (abs c))"),
+)  # fmt: skip
+
 # Signs move outwards, sums with negatives become differences.
 SIGNS = (
     _rule("add-neg",            "(Add* x (Neg y))",        "(Sub x y)"),
@@ -72,6 +78,10 @@ SOFTMAX = (
           "(= y (Broadcast (Sum w a) s))"),
     _rule("drop-zero-guard",    "(Mul* (Add* x (Broadcast (Select (Eq* z 0.0) 0.0 y) s)) e)",
           "(Mul (Add x (Broadcast y s)) e)", "(= z (Sum e a))", "(= e (Exp u))"),
+    _rule("drop-zero-guards",   "(Select (Eq* w 0.0) 0.0 (Mul* w e))",
+          "(Mul (Add x (Broadcast y s)) e)",
+          "(= w (Add* x (Broadcast (Select (Eq* z 0.0) 0.0 y) s)))", "(= z (Sum e a))",
+          "(= e (Exp (Sub u (Broadcast (Select (Eq* m -inf) 0.0 m) s))))", "(= m (Max u a))"),
     _rule("exp-sub-log",        "(Exp (Sub x (Log z)))",           "(Div (Exp x) z)"),
     _rule("broadcast-log",      "(Broadcast (Log z) s)",           "(Log (Broadcast z s))"),
     _rule("div-sqrt",           "(Div x (Sqrt y))",                "(Mul x (Rsqrt y))"),
@@ -91,8 +101,18 @@ SAMPLES = {
     "mul-div-exp": {"x": _X, "z": _POSITIVE, "u": _X},
     "common-factor-sub": {"x": _X, "z": _X, "w": _X, "a": (1,), "s": (3, 4)},
     "drop-zero-guard": {"x": _X, "y": _COLUMN, "u": _X, "a": (1,), "s": (3, 4)},
+    "drop-zero-guards": {
+        "x": _X,
+        "y": _COLUMN,
+        "u": _X,
+        "a": (1,),
+        "s": (3, 4),
+        "m": "(Max u a)",
+        "e": "(Exp (Sub u (Broadcast (Select (Eq m -inf) 0.0 m) s)))",
+    },
+    "drop-div-guard": {"x": _X, "c": 3.0},
     "exp-sub-log": {"x": _X, "z": _POSITIVE},
     "broadcast-log": {"z": "positive f32[3, 1]", "s": (3, 4)},
     "div-sqrt": {"x": _X, "y": _POSITIVE},
 }
-RULES = with_samples((*IDENTITIES, *NUMBERS, *SIGNS, *SOFTMAX), SAMPLES)
+RULES = with_samples((*IDENTITIES, *NUMBERS, *GUARDS, *SIGNS, *SOFTMAX), SAMPLES)

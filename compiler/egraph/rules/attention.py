@@ -1,11 +1,13 @@
 """Attention, found in small steps: scaled scores, probabilities of masked scores, the kernel.
 
-A row of scores without any visible key is 0 in `Attention`. So a softmax that would give NaN there
-may only become one where no such row can be: without a mask, or with a causal one whose every row
-sees a key.
+What a row without visible keys gives is part of the kernel: 0 for the safe form of softmax, NaN for
+the plain one of -inf, the mean of the values where hidden scores are one huge negative number. A
+causal mask whose every row sees a key needs none of these.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from ...ops.decode import MOST_PHASE_KEYS, MOST_ROWS
 from ..patterns import Rule, rules_of, with_samples
@@ -45,7 +47,58 @@ def _safe(name: str, scores: str, right: str, *when: str) -> Rule:
     return _rule(name, f"(SafeSoftmax {scores} a)", right, *_LAST, *when)
 
 
-# Rows of a bias may be all -inf, where softmax is NaN: only its safe form is attention.
+_EXTRA = f"(WeightsX{{}} q {_K} {{}} u {{}})"
+_PLAIN = "(= 0 (structured m))"  # of masks that are given as arrays
+_FINITE = ("(<= f -1e9)", "(< -1e300 f)")  # what hidden scores are, when softmax has their mean
+_SINGLE = '(= "f32" (dtype q))'  # the mean is told by numbers that half precision does not have
+
+
+def _extra(options: str, extra: str, empty: str) -> str:
+    return _EXTRA.format("Y" if extra == "both" else "", options, f'"{extra}" "{empty}"')
+
+
+def _nan(name: str, scores: str, options: str, extra: str, *when: str) -> tuple[Rule, ...]:
+    """The rules for softmax, and for its safe form, of scores that are -inf where hidden."""
+    return (
+        _safe(name, scores, _extra(options, extra, "zero"), *when),
+        _rule(f"{name}-nan", f"(Softmax {scores} a)", _extra(options, extra, "nan"), *_LAST, *when),
+    )
+
+
+def _mean(name: str, scores: str, options: str, extra: str, *when: str) -> Rule:
+    """Of softmax of scores that are one huge negative number where hidden. A bias may be as far
+    below the others.
+    """
+    right = _extra(options, extra, "mean")
+    return _rule(name, f"(Softmax {scores} a)", right, *_LAST, *_FINITE, _SINGLE, *when,
+                 relaxed=extra != "mask")  # fmt: skip
+
+
+_BIASED = f"(Add* {_S} b)"
+# the scores that something besides the position hides, its operands, and what must hold
+_GIVEN = {
+    "mask": ("m", _S, "m", (_PLAIN,)),
+    "bias": ("", _BIASED, "b", ()),
+    "both": ("m", _BIASED, "m b", (_PLAIN,)),
+}
+_PLACES = {
+    "": ("", "c 0 0 0", ()),
+    "causal-": (_CAUSAL, "c 1 i 0", (_OFFSET,)),
+    "window-": (_WINDOW, "c 1 i w", (_OFFSET, *_BAND)),
+}
+
+
+def _given(place: str, extra: str) -> Iterator[Rule]:
+    """Attention with a mask or bias or both, perhaps causal, by what hidden scores are."""
+    seen, options, placed = _PLACES[place]
+    mask, scores, operands, when = _GIVEN[extra]
+    hidden = f"(And* {seen} {mask})" if seen and mask else seen or mask
+    name, given = f"weights-{place}{extra}", (f"{operands} {options}", extra, *placed, *when)
+    yield from _nan(name, f"(Select {hidden} {scores} -inf)" if hidden else scores, *given)
+    if hidden:
+        yield _mean(f"{name}-mean", f"(Select {hidden} {scores} #f)", *given)
+
+
 WEIGHTS = (
     *_both("weights",            _S, f"(Weights q {_K} c 0 0 0 u)"),
     *_both("weights-causal",     f"(Select {_CAUSAL} {_S} #f)", f"(Weights q {_K} c 1 i 0 u)",
@@ -56,15 +109,12 @@ WEIGHTS = (
            _OFFSET, *_BAND, _HIDDEN, _SEES, _SEES_BAND),
     _safe("weights-window-rows", f"(Select {_WINDOW} {_S} -inf)", f"(Weights q {_K} c 1 i w u)",
           _OFFSET, *_BAND),
-    _safe("weights-mask",        f"(Select m {_S} -inf)", f'(WeightsX q {_K} m c 0 0 0 u "mask")',
-          "(= 0 (structured m))"),
-    _safe("weights-causal-mask", f"(Select (And* {_CAUSAL} m) {_S} -inf)",
-          f'(WeightsX q {_K} m c 1 i 0 u "mask")', _OFFSET, "(= 0 (structured m))"),
-    _safe("weights-bias-safe",   f"(Add* {_S} b)", f'(WeightsX q {_K} b c 0 0 0 u "bias")'),
-    _safe("weights-causal-bias", f"(Select {_CAUSAL} (Add* {_S} b) -inf)",
-          f'(WeightsX q {_K} b c 1 i 0 u "bias")', _OFFSET),
-    _rule("weights-bias",        f"(Softmax (Add* {_S} b) a)",
-          f'(WeightsX q {_K} b c 0 0 0 u "bias")', *_LAST, relaxed=True),
+    # a causal mask that hides all keys of the first queries is one like any other
+    _rule("weights-unseen-nan",  f"(Softmax (Select m {_S} -inf) a)",
+          _extra("m c 0 0 0", "mask", "nan"), *_LAST, "(= m (Causal s o))", "(< o 0.0)"),
+    _mean("weights-unseen-mean", f"(Select m {_S} #f)", "m c 0 0 0", "mask",
+          "(= m (Causal s o))", "(< o 0.0)"),
+    *(rule for extra in _GIVEN for place in _PLACES for rule in _given(place, extra)),
 )  # fmt: skip
 
 # Few rows of queries have kernels that know bounds of the keys, and give what plain softmax gives
@@ -73,10 +123,8 @@ WEIGHTS = (
 _FEW = ("(= z (shape q))", "(= e (vec-length z))", f"(<= (vec-get z (- e 2)) {MOST_ROWS})")
 _KEYS = "(= m (Between f g s))"
 _KEYS_AND = "(= m (And* (Between f g s) x))"
-_BIASED = f"(Select m (Add* {_S} x) -inf)"
+_BIASED_KEYS = f"(Select m (Add* {_S} x) -inf)"
 FEW = (
-    _rule("weights-mask-nan",        f"(Softmax (Select m {_S} -inf) a)",
-          f"(WeightsN q {_K} m c 0 0 0 u)", *_LAST, *_FEW, "(= 0 (structured m))"),
     _rule("weights-bounds-nan",      f"(Softmax (Select m {_S} -inf) a)",
           f'(WeightsB q {_K} f g c 0 0 0 u "nan")', *_LAST, *_FEW, _KEYS),
     _rule("weights-bounds-mean",     f"(Softmax (Select m {_S} #d) a)",
@@ -84,17 +132,19 @@ FEW = (
           "(< -1e300 d)"),
     _rule("weights-bounds-mask-nan", f"(Softmax (Select m {_S} -inf) a)",
           f'(WeightsBX q {_K} f g x c 0 0 0 u "mask" "nan")', *_LAST, *_FEW, _KEYS_AND),
-    _rule("weights-bounds-bias-nan", f"(Softmax {_BIASED} a)",
+    _rule("weights-bounds-bias-nan", f"(Softmax {_BIASED_KEYS} a)",
           f'(WeightsBX q {_K} f g x c 0 0 0 u "bias" "nan")', *_LAST, *_FEW, _KEYS),
-    _rule("weights-bounds-bias",     f"(SafeSoftmax {_BIASED} a)",
+    _rule("weights-bounds-bias",     f"(SafeSoftmax {_BIASED_KEYS} a)",
           f'(WeightsBX q {_K} f g x c 0 0 0 u "bias" "zero")', *_LAST, *_FEW, _KEYS),
 )  # fmt: skip
 
 KERNELS = (
     _rule("attention",       "(Dot (Weights q k c h i w u) v)",
-          '(Get (Attention q k v c h i w u "none") 0)'),
-    _rule("attention-extra", "(Dot (WeightsX q k x c h i w u y) v)",
-          "(Get (Attention q k v x c h i w u y) 0)"),
+          '(Get (Attention q k v c h i w u "none" "zero") 0)'),
+    _rule("attention-extra", "(Dot (WeightsX q k x c h i w u y z) v)",
+          "(Get (Attention q k v x c h i w u y z) 0)"),
+    _rule("attention-both",  "(Dot (WeightsXY q k x o c h i w u y z) v)",
+          "(Get (Attention q k v x o c h i w u y z) 0)"),
 )  # fmt: skip
 
 # Few rows of queries over many keys: three kernels more. A mask that bounds the keys is read as its
@@ -102,21 +152,24 @@ KERNELS = (
 _LONGEST_GROUP = {"Phases": (f"(<= (vec-get j (- e 2)) {MOST_PHASE_KEYS})",)}
 _LONGEST = {"Phases": ("(= j (shape k))", "(= l (vec-length j))",
                        f"(<= (vec-get j (- l 2)) {MOST_PHASE_KEYS})")}  # fmt: skip
-_MASKED = '(Get (Attention q k v x c h i w u "mask") 0)'
+_MASKED = '(Get (Attention q k v x c h i w u "mask" p) 0)'
+_SOME = '(!= p "mean")'  # kernels of few rows know the mean of keys within bounds only
 DECODE = tuple(
     _rule(f"decode-{form.lower()}{case}", left, f"(Get (Attention{form} {right}) 0)",
           *(_FEW if left.startswith("(Get") else ()), *_LONGEST.get(form, ()), *when)
     for form in ("Online", "Phases", "Split")
     for case, left, right, when in (
-        ("", '(Get (Attention q k v c h i w u "none") 0)', 'q k v c h i w u "none" 1 0 "zero"', ()),
-        ("-mask", _MASKED, 'q k v x c h i w u "mask" 1 0 "zero"', ()),
-        ("-bias", '(Get (Attention q k v x c h i w u "bias") 0)',
-         'q k v x c h i w u "bias" 1 0 "zero"', ()),
-        ("-bounds", _MASKED, 'q k v a b c h i w u "none" 1 1 "zero"',
-         ("(= x (Between a b s))",)),
-        ("-bounds-mask", _MASKED, 'q k v a b m c h i w u "mask" 1 1 "zero"',
-         ("(= x (And* (Between a b s) m))",)),
-        ("-nan", "(Dot (WeightsN q k x c h i w u) v)", 'q k v x c h i w u "mask" 1 0 "nan"', ()),
+        ("", '(Get (Attention q k v c h i w u "none" "zero") 0)',
+         'q k v c h i w u "none" 1 0 "zero"', ()),
+        ("-mask", _MASKED, 'q k v x c h i w u "mask" 1 0 p', (_SOME,)),
+        ("-bias", '(Get (Attention q k v x c h i w u "bias" p) 0)',
+         'q k v x c h i w u "bias" 1 0 p', (_SOME,)),
+        ("-both", '(Get (Attention q k v x o c h i w u "both" p) 0)',
+         'q k v x o c h i w u "both" 1 0 p', (_SOME,)),
+        ("-bounds", _MASKED, 'q k v a b c h i w u "none" 1 1 p',
+         ("(= x (Between a b s))", _SOME)),
+        ("-bounds-mask", _MASKED, 'q k v a b m c h i w u "mask" 1 1 p',
+         ("(= x (And* (Between a b s) m))", _SOME)),
         ("-keys", "(Dot (WeightsB q k f g c h i w u p) v)",
          'q k v f g c h i w u "none" 1 1 p', ()),
         ("-keys-extra", "(Dot (WeightsBX q k f g x c h i w u y p) v)",
@@ -148,11 +201,11 @@ _LINES = ("(= line (vec-set r (- e 1) 1))",)
 _PAIRS = ("(= t (vec-set r (- e 1) (vec-get j (- e 2))))",)
 _SHARED = (*_HEADS, *_repeats("k", "b", "d", "f"), *_repeats("v", "m", "p", "s"))
 GROUPS = (
-    _rule("group-heads",       f'(Get {_GROUPED} c 0 i 0 u "none") 0)',
-          '(Reshape (Get (Attention (Reshape q r) k v c 0 i 0 u "none") 0) o)', *_SHARED),
-    _rule("group-heads-extra", f'(Get {_GROUPED} x c 0 i 0 u y) 0)',
-          "(Reshape (Get (Attention (Reshape q r) k v (Reshape x t) c 0 i 0 u y) 0) o)", *_SHARED,
-          *_PAIRS),
+    _rule("group-heads",       f'(Get {_GROUPED} c 0 i 0 u "none" none) 0)',
+          '(Reshape (Get (Attention (Reshape q r) k v c 0 i 0 u "none" none) 0) o)', *_SHARED),
+    _rule("group-heads-extra", f'(Get {_GROUPED} x c 0 i 0 u y none) 0)',
+          "(Reshape (Get (Attention (Reshape q r) k v (Reshape x t) c 0 i 0 u y none) 0) o)",
+          *_SHARED, *_PAIRS),
     *(
         _rule(f"group-heads-{form.lower()}{case}",
               f"(Get (Attention{form} {_SAME} {operands}c h i w u {kind} 1 {bounded} none) 0)",
@@ -181,14 +234,15 @@ _BANDED = {**_FILL, "o": 0.0, "p": -2.0}
 def _decode_sample(name: str) -> dict[str, object]:
     sample = {**_QK, "h": 1, "i": 1, "w": 2, "u": 3.0, "s": (2, 4, 4), "m": "bool[2, 4, 4]"}
     kind = name.split("-", 2)[2] if name.count("-") > 1 else ""
-    if kind in ("nan", "keys", "keys-extra"):
+    if kind in ("keys", "keys-extra"):
         more = {"f": "i32[2, 4, 1]", "g": "i32[2, 4, 1]", "x": "bool[2, 4, 4]", "y": "mask"}
         return {**sample, **more, "p": "mean" if kind == "keys" else "nan", **_UNMASKED}
-    x = {"mask": "bool[2, 4, 4]", "bias": "f32[2, 4, 4]", "bounds": "(Between a b s)",
-         "bounds-mask": "(And (Between a b s) m)"}  # fmt: skip
+    x = {"mask": "bool[2, 4, 4]", "both": "bool[2, 4, 4]", "bias": "f32[2, 4, 4]",
+         "bounds": "(Between a b s)", "bounds-mask": "(And (Between a b s) m)"}  # fmt: skip
     if kind.startswith("bounds"):
         sample |= {"a": "i32[2, 4, 1]", "b": "i32[2, 4, 1]"}
-    return {**sample, "x": x[kind]} if kind else sample
+    sample["o"] = "f32[2, 4, 4]"
+    return {**sample, "x": x[kind], "p": "nan" if kind == "mask" else "zero"} if kind else sample
 
 
 _GROUP = {"q": "f32[2, 6, 2, 3]", "k": "f32[2, 2, 4, 3]", "v": "f32[2, 2, 4, 5]",
@@ -199,12 +253,18 @@ _GROUP = {"q": "f32[2, 6, 2, 3]", "k": "f32[2, 2, 4, 3]", "v": "f32[2, 2, 4, 5]"
 
 
 def _few_sample(name: str) -> dict[str, object]:
-    if name == "weights-mask-nan":
-        return {**_QK, "m": "bool[2, 4, 4]"}
     bounds = {"f": "i32[2, 4, 1]", "g": "i32[2, 4, 1]", "s": (2, 4, 4), "d": -1e9}
     extra = "f32[2, 4, 4]" if "bias" in name else "bool[2, 4, 4]"
     keys = "(And (Between f g s) x)" if "mask" in name else "(Between f g s)"
     return {**_QK, **bounds, "x": extra, "m": keys}
+
+
+def _extra_sample(name: str) -> dict[str, object]:
+    hides = {"z": "bool[2, 4, 4]", "m": "(And z (Not (Causal s 1.0)))"}  # all keys of some queries
+    sample = {**_QK, "s": (2, 4, 4), "b": "f32[2, 4, 4]", **hides, "f": -1e9, "o": -1.0}
+    if "unseen" in name:
+        return {**_QK, "s": (2, 4, 4), "o": -1.0, "f": -1e9}
+    return {**sample, "o": 0.0, "p": -2.0} if "window" in name else sample
 
 
 SAMPLES = {
@@ -214,10 +274,27 @@ SAMPLES = {
     "weights-causal-rows": _ROWS,
     "weights-window weights-window-safe": _BANDED,
     "weights-window-rows": {**_BANDED, "o": -1.0},
-    "weights-mask weights-causal-mask": _ROWS,
-    "weights-bias-safe weights-causal-bias weights-bias": _ROWS,
+    **{r.name: _extra_sample(r.name) for r in WEIGHTS if "(WeightsX" in r.right},
     "attention": {**_QK, "h": 1, "i": 1, "w": 2, "u": 3.0},
-    "attention-extra": {**_QK, "x": "bool[2, 4, 4]", "h": 1, "i": 0, "w": 0, "y": "mask"},
+    "attention-extra": {
+        **_QK,
+        "x": "bool[2, 4, 4]",
+        "h": 1,
+        "i": 0,
+        "w": 0,
+        "y": "mask",
+        "z": "nan",
+    },
+    "attention-both": {
+        **_QK,
+        "x": "bool[2, 4, 4]",
+        "o": "f32[2, 4, 4]",
+        "h": 1,
+        "i": 0,
+        "w": 0,
+        "y": "both",
+        "z": "zero",
+    },
     **{r.name: _decode_sample(r.name) for r in DECODE},
     **{r.name: _few_sample(r.name) for r in FEW},
     **{r.name: _GROUP for r in GROUPS},

@@ -19,13 +19,18 @@ SCORES = (
     _rule("softmax-gradient-mul",  "(Mul (SoftmaxGrad p g a e) #d)", "(SoftmaxGrad p g a (* e d))"),
     _rule("softmax-gradient-div",  "(Div (SoftmaxGrad p g a e) #d)", "(SoftmaxGrad p g a (/ e d))",
           "(!= d 0.0)"),
+    _rule("hidden-gradient-mul",   "(Mul (Select m (SoftmaxGrad p g a e) 0.0) #d)",
+          "(Select m (SoftmaxGrad p g a (* e d)) (const 0.0 g))"),
+    _rule("hidden-gradient-div",   "(Div (Select m (SoftmaxGrad p g a e) 0.0) #d)",
+          "(Select m (SoftmaxGrad p g a (/ e d)) (const 0.0 g))", "(!= d 0.0)"),
     *(
         _rule(name, "(Select m (SoftmaxGrad p g a e) 0.0)", "(SoftmaxGrad p g a e)",
               _HIDES.format(softmax), "(<= f -1e9)", f"(= p {weights})")
         for name, softmax, weights in (
             ("hidden-gradient",       "Softmax",     "(Weights q k c h i w u)"),
             ("hidden-gradient-safe",  "SafeSoftmax", "(Weights q k c h i w u)"),
-            ("hidden-gradient-extra", "SafeSoftmax", "(WeightsX q k x c h i w u y)"),
+            ("hidden-gradient-extra", "SafeSoftmax", '(WeightsX q k x c h i w u y "zero")'),
+            ("hidden-gradient-both",  "SafeSoftmax", '(WeightsXY q k x o c h i w u y "zero")'),
         )
     ),
 )  # fmt: skip
@@ -42,30 +47,93 @@ def _kernel(attention: str, extra: str, options: str) -> str:
     return f"(ScoreGrad {kernel} q k p do e c)"
 
 
-_PLAIN = _kernel('(Attention q k v c h i w u "none")', "", 'c h i w u "none"')
-_EXTRA = _kernel("(Attention q k v x c h i w u y)", "x ", "c h i w u y")
-# rowsum(p * (do v^T)) = rowsum(do * (p v)). A soft cap puts 1 - tanh^2 before the scale.
+_PLAIN = _kernel('(Attention q k v c h i w u "none" "zero")', "", 'c h i w u "none" "zero"')
+_EXTRA = _kernel("(Attention q k v x c h i w u y z)", "x ", "c h i w u y z")
+_BOTH = _kernel("(Attention q k v x o c h i w u y z)", "x o ", "c h i w u y z")
+_WEIGHTS = "(= p (Weights q k c h i w u))"
+_WEIGHTS_X = "(= p (WeightsX q k x c h i w u y z))"
+_WEIGHTS_XY = "(= p (WeightsXY q k x o c h i w u y z))"
+# NaN and the mean are in the probabilities of hidden scores, and not in the scores' gradient.
+_HIDDEN = f"(Select m {_GRADIENT} 0.0)"
+_HIDING = ("(= p (Softmax (Select m s #f) a))", "(<= f -1e9)", '(!= z "zero")')
+_SAFE, _ALL = '(= z "zero")', (_WEIGHTS_X, '(= y "bias")', '(= z "nan")', "(= h 0)")
+# A soft cap puts 1 - tanh^2 before the scale.
+_CAPPED = "(Mul* {} (Sub 1.0 (Mul g g)))"
+_GUARDED = "(Select (Eq* {0} 0.0) 0.0 " + _CAPPED.replace("{}", "{0}") + ")"
+_CAP = ("(= g (Tanh (Scores q kt r 0.0)))", "(< 0.0 u)",
+        "(< (abs (- (* r u) c)) (* 1e-6 (abs c)))", "(= k (Transpose kt t))")  # fmt: skip
 KERNELS = (
-    _rule("delta", "(Sum (Mul* (Dot do vt) p) a)", "(Sum (Mul do (Dot p v)) a)",
-          "(= p (Weights q k c h i w u))", *_V),
-    _rule("scores-gradient", _GRADIENT, _PLAIN, "(= p (Weights q k c h i w u))", "(= u 0.0)", *_V),
-    _rule("scores-gradient-extra", _GRADIENT, _EXTRA, "(= p (WeightsX q k x c h i w u y))",
-          "(= u 0.0)", *_V),
-    _rule("scores-gradient-softcap", f"(Mul* {_GRADIENT} (Sub 1.0 (Mul y y)))", _PLAIN,
-          "(= y (Tanh (Scores q kt r 0.0)))", "(= p (Weights q k c h i w u))", "(< 0.0 u)",
-          "(< (abs (- (* r u) c)) (* 1e-6 (abs c)))", "(= k (Transpose kt t))", *_V),
+    # rowsum(p * (do v^T)) = rowsum(do * (p v))
+    _rule("delta", "(Sum (Mul* (Dot do vt) p) a)", "(Sum (Mul do (Dot p v)) a)", _WEIGHTS, *_V),
+    *(
+        _rule(f"scores-gradient{case}{cap}", form.format(left), right, *when, *capped, *_V)
+        for cap, form, capped in (
+            ("", "{}", ("(= u 0.0)",)), ("-softcap", _CAPPED, _CAP), ("-guarded", _GUARDED, _CAP)
+        )
+        for case, left, right, when in (
+            ("",             _GRADIENT, _PLAIN, (_WEIGHTS,)),
+            ("-extra",       _GRADIENT, _EXTRA, (_WEIGHTS_X, _SAFE)),
+            ("-both",        _GRADIENT, _BOTH,  (_WEIGHTS_XY, _SAFE)),
+            ("-bias",        _GRADIENT, _EXTRA, _ALL),
+            ("-hidden",      _HIDDEN,   _EXTRA, (_WEIGHTS_X, *_HIDING)),
+            ("-hidden-both", _HIDDEN,   _BOTH,  (_WEIGHTS_XY, *_HIDING)),
+        )
+    ),
     _rule("scores-gradient-mul", "(Mul (ScoreGrad b q k p do e c) #m)",
           "(ScoreGrad b q k p do (* e m) c)"),
+    _rule("scores-gradient-div", "(Div (ScoreGrad b q k p do e c) #m)",
+          "(ScoreGrad b q k p do (/ e m) c)", "(!= m 0.0)"),
+)  # fmt: skip
+
+# The gradient of a bias is that of the scores, before scale and soft cap; where the bias is
+# repeated, its sum.
+_DS = _GRADIENT.replace(" e)", " 1.0)")
+_HIDDEN_DS = f"(Select m {_DS} 0.0)"
+_AXES = ("(= n (vec-length (shape root)))", "(= m (vec-length a))")
+_LAST = "(vec-get a (- m 1))"
+
+
+def _bias(operands: str, axes: str, lse: str = "l", delta: str = "d") -> str:
+    return f"(Get (AttentionBias q k v {lse} {delta} do {operands} c h i w u y z {axes}) 0)"
+
+
+def _made(operands: str) -> str:
+    """The gradient of a bias from what attention gives."""
+    fused = f"(Attention q k v {operands} c h i w u y z)"
+    return _bias(operands, "(vec-empty)", f"(Get {fused} 1)", f"(Sum (Mul do (Get {fused} 0)) a)")
+
+
+BIASES = (
+    *(
+        _rule(f"bias-gradient{case}", left, _made(operands), *when, *_V)
+        for case, left, operands, when in (
+            ("-safe",        _DS,        "x",   (_WEIGHTS_X, _SAFE, '(= y "bias")')),
+            ("-both",        _DS,        "x o", (_WEIGHTS_XY, _SAFE)),
+            ("",             _DS,        "x",   _ALL),
+            ("-hidden",      _HIDDEN_DS, "x",   (_WEIGHTS_X, '(= y "bias")', *_HIDING)),
+            ("-hidden-both", _HIDDEN_DS, "x o", (_WEIGHTS_XY, *_HIDING)),
+        )
+    ),
+    *(
+        _rule(f"bias-gradient-{case}", f"(Sum {_bias(operands, '(vec-empty)')} a)", right, *_AXES,
+              *when)
+        for suffix, operands in (("", "x"), ("-both", "x o"))
+        for case, right, when in (
+            (f"sum{suffix}", _bias(operands, "a"), ("(< 0 m)", f"(< {_LAST} (- n 2))")),
+            (f"rows{suffix}", f"(Sum {_bias(operands, '(vec-pop a)')} (vec-of (- n 2)))",
+             ("(< 1 m)", f"(= {_LAST} (- n 2))")),
+        )
+    ),
 )  # fmt: skip
 
 _SG = "(ScoreGrad b q k p do e c)"
-_MAKES_UP = "(< (abs (- (* e m) c)) (* 1e-9 (abs c)))"
+_MAKES_UP = "(<= (abs (- (* e m) c)) (* 1e-9 (abs c)))"
 
 
 def _results(name: str, product: str, result: str, *when: str) -> tuple[Rule, ...]:
     """A product with the scores' gradient, once the numbers in and after it make up the scale."""
     return (
-        _rule(name, product, result, "(= e c)", *when),
+        _rule(name, product, result, _MAKES_UP.replace("(* e m)", "e"), *when),
         _rule(f"{name}-scaled", f"(Mul {product} #m)", result, _MAKES_UP, *when),
     )
 
@@ -84,28 +152,73 @@ _O = {"q": "f32[2, 4, 3]", "kt": "f32[2, 3, 4]", "k": "(Transpose kt (vec-of 0 2
       "v": "f32[2, 4, 6]", "vt": "(Transpose v (vec-of 0 2 1))", "do": "f32[2, 4, 6]",
       "c": 0.5, "h": 1, "i": 0, "w": 0, "u": 0.0, "a": (2,), "t": (0, 2, 1)}  # fmt: skip
 _P = {**_O, "p": "(Weights q k c h i w u)", "e": 2.0}
-_X = {**_O, "x": "bool[2, 4, 4]", "y": "mask", "p": "(WeightsX q k x c h i w u y)", "e": 2.0}
+_X = {**_O, "x": "bool[2, 4, 4]", "y": "mask", "z": "zero", "e": 2.0,
+      "p": "(WeightsX q k x c h i w u y z)"}  # fmt: skip
 _KERNEL = {
     **_P,
-    "l": '(Get (Attention q k v c h i w u "none") 1)',
-    "delta": '(Sum (Mul do (Get (Attention q k v c h i w u "none") 0)) a)',
-    "b": '(AttentionBackward q k v l delta do c h i w u "none")',
+    "l": '(Get (Attention q k v c h i w u "none" "zero") 1)',
+    "delta": '(Sum (Mul do (Get (Attention q k v c h i w u "none" "zero") 0)) a)',
+    "b": '(AttentionBackward q k v l delta do c h i w u "none" "zero")',
 }
+_B = {**_X, "x": "f32[2, 4, 4]", "y": "bias"}
+_NAN = {"h": 0, "y": "bias", "z": "nan"}
+# a mask that hides all keys of some queries
+_SOME = {**_O, "j": (2, 4, 4), "m": "(Not (Causal j 1.0))", "h": 0, "e": 2.0, "f": -math.inf}
+_M = {**_SOME, "s": "(Scores q kt c u)", "x": "(Not (Causal j 1.0))", "y": "mask", "z": "nan",
+      "p": "(WeightsX q k m c h i w u y z)"}  # fmt: skip
+_BM = {**_SOME, "x": "f32[2, 4, 4]", "m": "(Causal j -1.0)", "h": 1, "i": -1, "y": "bias",
+       "z": "nan", "s": "(Add (Scores q kt c u) x)",
+       "p": "(WeightsX q k x c h i w u y z)"}  # fmt: skip
+_MB = {"o": "f32[2, 4, 4]", "y": "both"}
+_P_BOTH = {"p": "(WeightsXY q k x o c h i w u y z)"}
+_XY = {**_O, **_MB, "x": "bool[2, 4, 4]", "z": "zero", "e": 2.0, **_P_BOTH}
+_HXY = {**_SOME, **_MB, "x": "(Not (Causal j 1.0))", "z": "nan", "s": "(Add (Scores q kt c u) o)",
+        **_P_BOTH}  # fmt: skip
+_SUMMED = {"q": "f32[2, 3, 4, 3]", "k": "f32[2, 3, 4, 3]", "v": "f32[2, 3, 4, 5]",
+           "do": "f32[2, 3, 4, 5]", "x": "f32[2, 3, 4, 4]", "l": "f32[2, 3, 4, 1]",
+           "d": "f32[2, 3, 4, 1]", "c": 0.5, "h": 1, "i": 0, "w": 0, "u": 0.0, "y": "bias",
+           "z": "zero"}  # fmt: skip
+_SUMMED_BOTH = {"x": "bool[2, 3, 4, 4]", "o": "f32[2, 3, 4, 4]", "y": "both"}
 _SEEN = {**_O, "s": (2, 4, 4), "z": "(Scores q kt c 0.0)", "g": "f32[2, 4, 4]", "e": 1.0,
          "f": -math.inf}  # fmt: skip
 _SEEN_X = {"m": "bool[2, 4, 4]", "x": "(Select m m m)", "y": "mask", "h": 0}
+_CAPS = {"u": 4.0, "r": 0.125}
 _TRIANGLE = {**_SEEN, "m": "(Causal s 0.0)"}
 SAMPLES = {
     "softmax-gradient-mul softmax-gradient-div": _G,
     "hidden-gradient hidden-gradient-safe": _TRIANGLE,
     "hidden-gradient-extra": {**_SEEN, **_SEEN_X},
+    "hidden-gradient-mul hidden-gradient-div": {**_G, "m": "bool[3, 5]"},
     "delta scores-gradient": _P,
     "scores-gradient-extra": _X,
-    "scores-gradient-softcap": {**_P, "u": 4.0, "r": 0.125, "p": "(Weights q k c h i w u)"},
-    "scores-gradient-mul": {**_KERNEL, "m": 3.0},
+    "scores-gradient-bias": {**_B, **_NAN},
+    "scores-gradient-hidden": _M,
+    "scores-gradient-softcap scores-gradient-guarded": {**_P, **_CAPS},
+    "scores-gradient-extra-softcap scores-gradient-extra-guarded": {**_X, **_CAPS},
+    "scores-gradient-bias-softcap scores-gradient-bias-guarded": {**_B, **_CAPS, **_NAN},
+    "scores-gradient-hidden-softcap scores-gradient-hidden-guarded": {**_M, **_CAPS},
+    "scores-gradient-both bias-gradient-both": _XY,
+    "scores-gradient-both-softcap scores-gradient-both-guarded": {**_XY, **_CAPS},
+    "scores-gradient-hidden-both bias-gradient-hidden-both": _HXY,
+    "scores-gradient-hidden-both-softcap scores-gradient-hidden-both-guarded": {**_HXY, **_CAPS},
+    "hidden-gradient-both": {
+        **_MB,
+        **_SEEN,
+        **_SEEN_X,
+        "z": "(Add (Scores q kt c 0.0) o)",
+        "y": "both",
+    },
+    "bias-gradient-sum-both": {**_SUMMED, **_SUMMED_BOTH, "a": (0, 1)},
+    "bias-gradient-rows-both": {**_SUMMED, **_SUMMED_BOTH, "a": (1, 2)},
+    "bias-gradient-safe": _B,
+    "bias-gradient": {**_B, **_NAN},
+    "bias-gradient-hidden": _BM,
+    "bias-gradient-sum": {**_SUMMED, "a": (0, 1)},
+    "bias-gradient-rows": {**_SUMMED, "a": (1, 2)},
+    "scores-gradient-mul scores-gradient-div": {**_KERNEL, "m": 3.0},
     **{
         r.name: {**_KERNEL, "e": 0.125, "m": 4.0} if "scaled" in r.name else {**_KERNEL, "e": 0.5}
         for r in RESULTS
     },
 }
-RULES = with_samples((*SCORES, *KERNELS, *RESULTS), SAMPLES)
+RULES = with_samples((*SCORES, *KERNELS, *BIASES, *RESULTS), SAMPLES)

@@ -16,7 +16,7 @@ from ...ops import broadcast as spread
 from ...ops import cast, dot, full, iota, reduce, swap
 from ...ops import elementwise as E
 from ...ops.decode import AttentionOnline
-from ...ops.fused import Attention, AttentionBackward, get
+from ...ops.fused import Attention, AttentionBackward, AttentionBias, get
 from ...types import DTYPES, i32
 
 Ints = tuple[int, ...]
@@ -101,12 +101,6 @@ def _unit(q: Node, k: Node) -> Node:
     return cast(E.eq(_index(square, -1, 0, "i32"), _index(square, -2, 0, "i32")), q.dtype)
 
 
-def _mask_weights(q: Node, k: Node, mask: Node, *options: float) -> Node:
-    scale, causal, offset, window, softcap = options
-    base = (scale, bool(causal), int(offset), int(window), softcap)
-    return get(make(AttentionOnline(*base, "mask", 1, False, "nan"), q, k, _unit(q, k), mask), 0)
-
-
 def _bounded_weights(q: Node, k: Node, *rest: Node | float | str) -> Node:
     """As `_weights`, of keys within bounds."""
     operands = [r for r in rest if isinstance(r, Node)]
@@ -118,11 +112,11 @@ def _bounded_weights(q: Node, k: Node, *rest: Node | float | str) -> Node:
 
 
 def _score_grad(t: Node, q: Node, k: Node, p: Node, do: Node, factor: float, scale: float) -> Node:
-    assert isinstance(t.op, AttentionBackward)
-    v, delta, cap = t.operands[2], t.operands[4], t.op.softcap
-    dp = dot(do, swap(v))
-    ds = p * (dp - spread(delta, dp.shape)) * factor
-    y = E.tanh(dot(q, swap(k)) * (scale / cap)) if cap else None
+    op = t.op
+    assert isinstance(op, AttentionBackward)
+    base = (op.scale, op.causal, op.offset, op.window, op.softcap, op.extra, op.empty)
+    ds = get(make(AttentionBias(*base), *t.operands), 0) * factor
+    y = E.tanh(dot(q, swap(k)) * (scale / op.softcap)) if op.softcap else None
     return ds * (1.0 - y * y) if y is not None else ds
 
 
@@ -154,7 +148,7 @@ def _picked(x: Node, ids: Node, axes: Ints) -> Node:
 
 _WEIGHTS = ("f64", "i64", "i64", "i64", "f64")  # scale, causal, offset, window, softcap
 # the probabilities of an attention
-WEIGHTS = ("Weights", "WeightsX", "WeightsN", "WeightsB", "WeightsBX")
+WEIGHTS = ("Weights", "WeightsX", "WeightsXY", "WeightsB", "WeightsBX")
 NAMED = {
     n.name: n
     for n in (
@@ -171,9 +165,9 @@ NAMED = {
         Named("SoftmaxGrad", 2, ("Ints", "f64"), _softmax_grad, "softmax gradient"),
         Named("Scores", 2, ("f64", "f64"), _scores),
         Named("Weights", 2, _WEIGHTS, _weights),
-        Named("WeightsX", 3, (*_WEIGHTS, "String"), _weights),
-        # of few rows: NaN for rows without keys; keys within bounds; those and a mask or bias
-        Named("WeightsN", 3, _WEIGHTS, _mask_weights),
+        Named("WeightsX", 3, (*_WEIGHTS, "String", "String"), _weights),  # extra, empty
+        Named("WeightsXY", 4, (*_WEIGHTS, "String", "String"), _weights),
+        # of few rows: keys within bounds; those and a mask or bias
         Named("WeightsB", 4, (*_WEIGHTS, "String"), _bounded_weights),
         Named("WeightsBX", 5, (*_WEIGHTS, "String", "String"), _bounded_weights),
         Named("ScoreGrad", 5, ("f64", "f64"), _score_grad, sorts=("Tup", "T", "T", "T", "T")),
