@@ -229,6 +229,18 @@ def test_contract_cpu(
     check_product(device, product, tile_of("contract_cpu.wgsl.j2", groups, splits, swap, **params))
 
 
+@pytest.mark.parametrize("orders", LAYOUTS[:2])
+@pytest.mark.parametrize("shape", [(2, 37, 45, 29), (1, 57, 36, 20), (1, 76, 33, 24)])
+def test_contract_cpu_in_even_tiles(
+    device: wgpu.GPUDevice, shape: tuple[int, ...], orders: tuple[tuple[int, int, int], ...]
+) -> None:
+    batch, m, n, k = shape
+    product = Product(batch, m, n, k, *orders)
+    groups = batch * 2 * ceil(n / 32)
+    params = {"L": 8, "TM": ceil(m / 2), "CW": 4, "CV": 1, "KU": 4}
+    check_product(device, product, tile_of("contract_cpu.wgsl.j2", groups, **params))
+
+
 @pytest.mark.parametrize("orders", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(

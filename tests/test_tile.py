@@ -77,6 +77,13 @@ def test_large_products_take_large_tiles() -> None:
     assert (best.values["BM"], best.values["BN"]) == (128, 128)
 
 
+def test_tiles_of_odd_products_are_even() -> None:
+    (best,) = candidates(LLVMPIPE, 1, 513, 513, 513, "none", "none", count=1)
+    assert best.values["TM"] == 57  # nine tiles
+    (best,) = candidates(LLVMPIPE, 1, 516, 512, 512, "m", "n", count=1)
+    assert best.values["TM"] == 32  # fours of rows
+
+
 def test_empty_extents_are_refused() -> None:
     with pytest.raises(ValueError, match="positive extents, got batch 1, 3 x 0 x 4"):
         candidates(LLVMPIPE, 1, 3, 0, 4)

@@ -137,13 +137,16 @@ _ADD_PARTS = 40_000.0  # nanoseconds of the kernel that adds up the partial sums
 _COPY, _COPIED = 20_000.0, 20.0  # nanoseconds of a copy to an image, and bytes a nanosecond
 _MOST_STEPS = 32  # of k a block: the driver takes long for loads
 _MOST_ROWS = 64  # of a tile; 32 where loads are fast, for long kernels take long to compile
+_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def _shuffle_tiles(target: Target, product: Product) -> Iterator[Tile]:
     p, lanes = product, target.subgroup
-    for rows in (1, 2, 4, 8, 16, 32, 64):
-        if (rows > 8 and rows >= 2 * p.m) or rows > _MOST_ROWS // (2 if target.images else 1):
+    fast = target.images and "none" not in (p.a_axis, p.b_axis)
+    for most in _ROWS:
+        if (most > 8 and most >= 2 * p.m) or most > _MOST_ROWS // (2 if fast else 1):
             break
+        rows = _even_rows(target, p, most)
         for width in (1, 4):
             tiles = p.batch * ceil(p.m / rows) * ceil(p.n / (lanes * width))
             block = _block_of_k(target, rows, p.k)
@@ -172,6 +175,13 @@ def _shuffle_tiles(target: Target, product: Product) -> Iterator[Tile]:
                 )
 
 
+def _even_rows(target: Target, product: Product, most: int) -> int:
+    """The least rows of as few tiles as `most` rows a tile need."""
+    p = product
+    rows = ceil(p.m / ceil(p.m / most))
+    return rows if rows >= target.subgroup and p.a_axis != "m" else most
+
+
 def _block_of_k(target: Target, rows: int, k: int) -> int:
     """Steps of k a block: what one load of a covers, more where loops would be too long."""
     block = max(4, min(_MOST_STEPS, 4 * target.subgroup // rows))
@@ -192,8 +202,9 @@ def _shuffle_ns(
     # loads of one step of k: by vec4, by single elements; bytes in all
     vector_a = p.a_axis == "k" or (p.a_axis == "m" and rows >= 4)
     vector_b = p.b_axis == "k" or (p.b_axis == "n" and width == 4)
+    at_once = ceil(rows / lanes) if rows > lanes else rows / lanes
     loads = {
-        "a": (rows / lanes / 4, rows / lanes, vector_a, 4 * p.batch * p.m * p.k),
+        "a": (at_once / 4, at_once, vector_a, 4 * p.batch * p.m * p.k),
         "b": (1.0 if p.b_axis != "k" else width / 4, width, vector_b, 4 * p.batch * p.k * p.n),
     }
     step = 0.0
