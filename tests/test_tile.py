@@ -119,6 +119,8 @@ def test_attention_candidates_are_legal(
         v = tile.values
         if tile.template.endswith("_cpu.wgsl.j2"):
             each = v["L"] * v["QR" if step == "forward" else "R"]
+        elif "rows" in tile.template:
+            each = v["TY"]
         else:
             each = v["BQ" if step == "forward" else "BR"]
         assert prod(tile.grid) >= bh * ceil(rows / each)

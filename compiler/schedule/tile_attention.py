@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from .target import Target
 from .tile import BUSY_THREADS, Tile, Value, fold, processors, workgroup_budget
+from .tile_attention_rows import gradient_rows
 
 Pass = Literal["forward", "q", "kv", "bias"]
 
@@ -52,6 +53,8 @@ def attention_candidates(
         tiles = list(_shared_tiles(target, step, bh, tq, tk, d, dv))
         if step == "forward":
             tiles += _held_tiles(target, bh, tq, tk, d, dv)
+        else:
+            tiles += gradient_rows(target, step, bh, tq, tk, d, dv)
     tiles.sort(key=lambda tile: (-tile.efficiency, tile.params))
     return tiles[:count]
 
