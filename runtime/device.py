@@ -78,7 +78,7 @@ class Device:
         self.queued = 0  # bytes of queued writes that the next submission carries
         self._executables: weakref.WeakSet[Executable] = weakref.WeakSet()
         self._in_flight: deque[int] = deque()
-        self._open: Any = None  # a command encoder with calls that are still to be submitted
+        self._open: native.Passes | None = None  # calls that are still to be submitted
         self._calls, self._calls_ns = 0, 0.0
         self._staging: dict[int, list[Any]] = {}
         self._fetching: list[Fetched] = []  # recorded, not submitted yet
@@ -153,9 +153,13 @@ class Device:
         return fetched
 
     def encoder(self) -> Any:
-        """The encoder that the next call is recorded with. Needs the lock, until `recorded`."""
+        """The encoder that copies are recorded with. Needs the lock, until `recorded`."""
+        return self.passes().end()
+
+    def passes(self) -> native.Passes:
+        """What the next call's kernels are recorded with. Needs the lock, until `recorded`."""
         if self._open is None:
-            self._open = self.gpu.create_command_encoder()
+            self._open = native.Passes(self.gpu.create_command_encoder())
         return self._open
 
     def recorded(self, ns: float) -> None:
@@ -182,9 +186,9 @@ class Device:
 
     def _closed(self) -> list[Any]:
         """The command buffer of what was recorded, if anything was."""
-        encoder, self._open = self._open, None
+        passes, self._open = self._open, None
         self._calls, self._calls_ns = 0, 0.0
-        return [] if encoder is None else [encoder.finish()]
+        return [] if passes is None else [passes.end().finish()]
 
     def _submit(self, command_buffers: Sequence[Any]) -> None:
         """Submits, and waits for old submissions when too many are under way."""

@@ -73,6 +73,7 @@ class Executable:
         self._loops = Loops(plan)
         self._rounds = list(self._loops.schedule())
         self._ns = sum(plan.kernels[k].predicted_ns for k, _ in self._rounds)
+        self._dispatches = sum(k in self._by_number for k, _ in self._rounds)
         bound = {n for p in self._kernels for b in p.kernel.bindings for n in b.buffers}
         bound = {base for b in bound for base in self._loops.bases(b)}
         self._arguments = Arguments(plan, device, self._written)
@@ -276,17 +277,16 @@ class Executable:
         parts = [steps[at : at + _SPLIT] for at in range(0, max(len(steps), 1), _SPLIT)]
         try:
             for number, part in enumerate(parts):
-                encoder = self.device.encoder()
-                if number == 0:
-                    move(encoder, places.moves)
-                native.encode(encoder, part)
+                if number == 0 and places.moves:
+                    move(self.device.encoder(), places.moves)
+                self.device.passes().record(part)
                 if number == len(parts) - 1:
-                    self._copy_results(encoder, places)
+                    self._copy_results(places)
                     fetched = self._fetch(places, told)
                 self.device.recorded(self._ns)
         except wgpu.GPUError as error:
             raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
-        self.device.counters.dispatches += sum(k in self._by_number for k, _ in self._rounds)
+        self.device.counters.dispatches += self._dispatches
         return fetched
 
     def _fetch(self, places: Places, told: Iterable[int]) -> dict[int, Fetched]:
@@ -300,12 +300,12 @@ class Executable:
                 out[b] = self.device.fetch(storage, offset, nbytes)
         return out
 
-    def _copy_results(self, encoder: Any, places: Places) -> None:
+    def _copy_results(self, places: Places) -> None:
         """Copies results that the plan itself keeps."""
         for b in self._copied:
             source, offset, nbytes = self._range(b, places, {})
             target = places.made[b].storage.gpu
-            encoder.copy_buffer_to_buffer(source.gpu, offset, target, 0, nbytes)
+            self.device.encoder().copy_buffer_to_buffer(source.gpu, offset, target, 0, nbytes)
 
     def _results(self, buffers: Sequence[DeviceBuffer], places: Places) -> list[DeviceBuffer]:
         """One buffer a result. Consumes what was donated."""

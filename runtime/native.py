@@ -199,17 +199,47 @@ def trusted_module(gpu: Any, code: str, label: str) -> Any:
     return _api.GPUShaderModule(label, module, gpu)
 
 
+class Passes:
+    """Records dispatches on an encoder in one compute pass, which stays open until something else
+    is to be recorded: a pass of its own costs a call more than its dispatches."""
+
+    __slots__ = ("_pass", "encoder")
+
+    def __init__(self, encoder: Any) -> None:
+        self.encoder = encoder
+        self._pass: Any = None
+
+    def record(self, steps: Sequence[Step | Copy]) -> None:
+        """Records dispatches, and copies between passes. Errors are deferred to finish()."""
+        for copying, part in itertools.groupby(steps, _is_copy):
+            if copying:
+                self.end()
+                for step in part:
+                    copy(self.encoder, step)
+                continue
+            if self._pass is None:
+                encoder = self.encoder._internal
+                self._pass = libf.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
+            _record(self._pass, part)
+
+    def end(self) -> Any:
+        """Ends the pass; the encoder, on which something else can be recorded now."""
+        if self._pass is not None:
+            ended, self._pass = self._pass, None
+            libf.wgpuComputePassEncoderEnd(ended)
+            lib.wgpuComputePassEncoderRelease(ended)
+        return self.encoder
+
+
+def _is_copy(step: Step | Copy) -> bool:
+    return isinstance(step, Copy)
+
+
 def encode(encoder: Any, steps: Sequence[Step | Copy]) -> None:
     """Records dispatches in passes, and copies between the passes."""
-    for copying, part in itertools.groupby(steps, lambda step: isinstance(step, Copy)):
-        if copying:
-            for step in part:
-                copy(encoder, step)
-            continue
-        compute_pass = libf.wgpuCommandEncoderBeginComputePass(encoder._internal, ffi.NULL)
-        _record(compute_pass, part)
-        libf.wgpuComputePassEncoderEnd(compute_pass)
-        lib.wgpuComputePassEncoderRelease(compute_pass)
+    passes = Passes(encoder)
+    passes.record(steps)
+    passes.end()
 
 
 def copy(encoder: Any, step: Copy) -> None:
