@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 
 import eggpu as eg
 from eggpu import nn, optim
-from eggpu.compiler.egraph import Options, saturate_graph
+from eggpu.compiler.egraph import Options, saturate, saturate_graph
 from eggpu.compiler.egraph.language import families
 from eggpu.compiler.egraph.patterns import Rule
 from eggpu.compiler.egraph.rules import program_rules
+from eggpu.compiler.egraph.saturate import prepare
 from eggpu.compiler.egraph.snapshot import from_nodes
 from eggpu.compiler.errors import CompileError
 from eggpu.compiler.ir import Graph, Kind, make
@@ -339,3 +341,27 @@ def test_the_same_program_gives_the_same_e_graph():
         command = [sys.executable, "-c", code]
         runs.add(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
     assert len(runs) == 1
+
+
+def test_loaded_rules_are_used_again(monkeypatch):
+    """Rules are loaded once for programs of the same ops; nothing of one is left in the next."""
+    made = Counter()
+
+    def counted(*args):
+        made["engines"] += 1
+        return prepare(*args)
+
+    monkeypatch.setattr(saturate, "prepare", counted)
+    monkeypatch.setattr(saturate, "_threads", threading.local())
+    x = parse_type("f32[4, 8]")
+    one = trace(lambda x: softmax(gelu(x)), x)
+    two = trace(lambda x: gelu(softmax(x)) + 1.0, x)
+    first, other, again = (saturate_graph(g)[0] for g in (one, two, one))
+    assert made["engines"] <= 2
+    assert (first.ops, first.kids, first.cls) == (again.ops, again.kids, again.cls)
+    assert other.kids != first.kids
+    forms, rules = saturate.language_of([], Options().rules())
+    with pytest.raises(InterruptedError), saturate.prepared(rules, forms) as failed:
+        raise InterruptedError
+    with saturate.prepared(rules, forms) as engine:
+        assert engine is not failed

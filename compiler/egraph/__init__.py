@@ -18,7 +18,7 @@ from .language import form_of
 from .near import look
 from .report import EGraphReport, Round
 from .rules.named import NAMED, WEIGHTS
-from .saturate import Options, Run, language_of, prepare, run_phases
+from .saturate import Options, Run, language_of, prepared, run_phases
 from .snapshot import Snapshot
 from .terms import Class, Frozen, freeze, snapshot
 
@@ -35,18 +35,19 @@ def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapsh
     makers = _makers(program, equations)
     nodes = [*program, *makers]
     forms, rules = language_of([form_of(n.op, len(n.operands)) for n in nodes], options.rules())
-    engine = prepare(rules, forms, [n.op.perm for n in nodes if isinstance(n.op, Transpose)])
-    clock("declare")
-    number = encode(engine, nodes, derived())
-    for _, old, new in equations:
-        engine.run(f"(union (node {number[old]}) (node {number[new]}))")
-    clock("insert")
-    runs = run_phases(engine, options, len(program), forms, rules)
-    clock("saturate")
-    frozen = freeze(engine, forms, nodes, NAMED.values(), makers)
-    found = snapshot(frozen, nodes, len(program), [number[o] for o in graph.outputs])
-    report.near_misses, report.possible = look(frozen, program, graph, found.class_of)
-    clock("decode")
+    perms = [n.op.perm for n in nodes if isinstance(n.op, Transpose)]
+    with prepared(rules, forms, perms) as engine:
+        clock("declare")
+        number = encode(engine, nodes, derived())
+        for _, old, new in equations:
+            engine.run(f"(union (node {number[old]}) (node {number[new]}))")
+        clock("insert")
+        runs = run_phases(engine, options, len(program), forms, rules)
+        clock("saturate")
+        frozen = freeze(engine, forms, nodes, NAMED.values(), makers)
+        found = snapshot(frozen, nodes, len(program), [number[o] for o in graph.outputs])
+        report.near_misses, report.possible = look(frozen, program, graph, found.class_of)
+        clock("decode")
     _fill(report, runs, frozen)
     return found, report
 

@@ -242,8 +242,13 @@ def heads(texts: Iterable[str]) -> set[str]:
 
 def forms_in(rules: Iterable[Rule]) -> set[Form]:
     """The op constructors that rules name."""
-    terms = _terms(t for r in rules for t in (r.left, r.right, *r.when))
-    return {form for form in map(head_form, terms) if form is not None}
+    return {form for rule in rules for form in _forms(rule)}
+
+
+@cache
+def _forms(rule: Rule) -> frozenset[Form]:
+    terms = _terms((rule.left, rule.right, *rule.when))
+    return frozenset(form for form in map(head_form, terms) if form is not None)
 
 
 @cache

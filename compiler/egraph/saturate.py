@@ -4,9 +4,11 @@ between rounds.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..errors import CompileError
@@ -20,6 +22,7 @@ from .rules.named import NAMED
 
 ROWS_A_NODE = 12  # the row bound grows with the program, up to HARD_ROWS
 HARD_ROWS = 400_000
+KEPT = 3  # e-graphs with rules that a thread keeps, of up to 25 MB each
 AT_ONCE = 600  # characters of commands in a call; the engine copies them for each place in them
 
 
@@ -65,8 +68,8 @@ class Run:
     stop: str = "saturated"
 
 
-# what the analysis and the facts of rules name in any program
-ALWAYS = ("Literal", "Reshape", "Broadcast", "Select", "And", "Not")
+MADE = ("Literal", "Reshape", "Broadcast")  # by the analysis, in any program
+ALWAYS = (*MADE, "Select", "And", "Not")  # what the analysis and the facts of rules name
 
 
 def language_of(program: Sequence[Form], rules: Sequence[Rule]) -> tuple[list[Form], list[Rule]]:
@@ -74,9 +77,31 @@ def language_of(program: Sequence[Form], rules: Sequence[Rule]) -> tuple[list[Fo
     that can match.
     """
     base = {families()[name].form(families()[name].least) for name in ALWAYS}
-    active, names = able_to_match(rules, {f.name for f in (*program, *base)} | {"Full"})
+    active, names = able_to_match(rules, {f.name for f in program} | {*MADE, "Full"})
     made = {form for form in forms_in(active) if form.name in names}
     return sorted({*program, *base, *made}, key=lambda f: f.name), active
+
+
+_threads = threading.local()  # the engine belongs to the thread that made it
+
+
+@contextmanager
+def prepared(
+    rules: Sequence[Rule], forms: Sequence[Form], perms: Sequence[tuple[int, ...]] = ()
+) -> Iterator[Engine]:
+    """What `prepare` gives, for the time of a block, at whose end all that was put in is gone.
+
+    The last ones are kept: loading rules takes longer than to saturate a small program.
+    """
+    kept: dict[Hashable, Engine] = _threads.__dict__.setdefault("kept", {})
+    key = (tuple(rules), tuple(forms), tuple(dict.fromkeys(perms)))
+    engine = kept.pop(key, None) or prepare(rules, forms, perms)
+    engine.run("(push)")
+    yield engine  # one in which something failed is not used again
+    engine.run("(pop)")
+    kept[key] = engine
+    while len(kept) > KEPT:
+        del kept[next(iter(kept))]
 
 
 def prepare(
