@@ -180,11 +180,8 @@ REFUSED = {
     # a window of no keys
     **{f"weights-window-bias{kind}": {"p": 0.0} for kind in ("", "-nan")},
     "hidden-gradient-div": {"d": 0.0},
-    **{
-        f"{what}-gradient-hidden{both}": {"f": -100.0}
-        for what in ("scores", "bias")
-        for both in ("", "-both")
-    },
+    "capped-gradient-hidden": {"f": -100.0},
+    "capped-gradient-hidden-both": {"f": -100.0},
     "hidden-gradient-both": {"f": -100.0},
     # a bias that is repeated along queries; one that is not repeated before them
     **{
@@ -196,11 +193,8 @@ REFUSED = {
     "hidden-gradient-safe": {"f": -100.0},
     "hidden-gradient-extra": {"f": -100.0},
     # numbers that do not make up the scale
-    **{
-        f"scores-gradient{case}-{form}": {"r": 0.25}
-        for form in ("softcap", "guarded")
-        for case in ("", "-extra", "-both", "-bias", "-hidden", "-hidden-both")
-    },
+    "scores-gradient-softcap": {"r": 0.25},
+    "scores-gradient-guarded": {"r": 0.25},
     **{f"attention-{name}-scaled": {"m": 2.0} for name in ("dq", "dk", "dkt")},
     **{f"attention-{name}": {"e": 2.0} for name in ("dq", "dk", "dkt")},
     "drop-div-guard": {"c": 0.0},

@@ -47,7 +47,7 @@ NUMBERS = (
 
 # What autodiff guards below a choice, since 0 * inf is no 0, needs no guard around a number.
 GUARDS = (
-    _rule("drop-div-guard",     "(Select (Eq* x 0.0) 0.0 (Div x #c))", "(Div x (const c x))",
+    _rule("drop-div-guard",     "(Select (Eq x 0.0) 0.0 (Div x #c))", "(Div x (const c x))",
           "(< 0.0 (abs c))"),
 )  # fmt: skip
 
@@ -78,7 +78,7 @@ SOFTMAX = (
           "(= y (Broadcast (Sum w a) s))"),
     _rule("drop-zero-guard",    "(Mul* (Add* x (Broadcast (Select (Eq* z 0.0) 0.0 y) s)) e)",
           "(Mul (Add x (Broadcast y s)) e)", "(= z (Sum e a))", "(= e (Exp u))"),
-    _rule("drop-zero-guards",   "(Select (Eq* w 0.0) 0.0 (Mul* w e))",
+    _rule("drop-zero-guards",   "(Select (Eq w 0.0) 0.0 (Mul w e))",
           "(Mul (Add x (Broadcast y s)) e)",
           "(= w (Add* x (Broadcast (Select (Eq* z 0.0) 0.0 y) s)))", "(= z (Sum e a))",
           "(= e (Exp (Sub u (Broadcast (Select (Eq* m -inf) 0.0 m) s))))", "(= m (Max u a))"),

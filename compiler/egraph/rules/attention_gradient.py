@@ -41,10 +41,10 @@ _GRADIENT = "(SoftmaxGrad p (Dot do vt) a e)"
 
 
 def _kernel(attention: str, extra: str, options: str) -> str:
-    """The gradient of scores as something inside the backward kernel."""
+    """The gradient of scores after their soft cap, as something inside the backward kernel."""
     delta = f"(Sum (Mul do (Get {attention} 0)) a)"
     kernel = f"(AttentionBackward q k v (Get {attention} 1) {delta} do {extra}{options})"
-    return f"(ScoreGrad {kernel} q k p do e c)"
+    return f"(CappedGrad {kernel} q k p do e c u)"
 
 
 _PLAIN = _kernel('(Attention q k v c h i w u "none" "zero")', "", 'c h i w u "none" "zero"')
@@ -57,62 +57,45 @@ _WEIGHTS_XY = "(= p (WeightsXY q k x o c h i w u y z))"
 _HIDDEN = f"(Select m {_GRADIENT} 0.0)"
 _HIDING = ("(= p (Softmax (Select m s #f) a))", "(<= f -1e9)", '(!= z "zero")')
 _SAFE, _ALL = '(= z "zero")', (_WEIGHTS_X, '(= y "bias")', '(= z "nan")', "(= h 0)")
-# A soft cap puts 1 - tanh^2 before the scale.
-_CAPPED = "(Mul* {} (Sub 1.0 (Mul g g)))"
-_GUARDED = "(Select (Eq* {0} 0.0) 0.0 " + _CAPPED.replace("{}", "{0}") + ")"
+_CAPPED = "(CappedGrad b q k p do e c u)"
+_SLOPE = f"(Mul* {_CAPPED} (Sub 1.0 (Mul g g)))"
 _CAP = ("(= g (Tanh (Scores q kt r 0.0)))", "(< 0.0 u)",
-        "(< (abs (- (* r u) c)) (* 1e-6 (abs c)))", "(= k (Transpose kt t))")  # fmt: skip
+        "(< (abs (- (* r u) c)) (* 1e-6 (abs c)))", "(= k (Transpose kt t))", *_T)  # fmt: skip
+_SG = "(ScoreGrad b q k p do e c)"
 KERNELS = (
     # rowsum(p * (do v^T)) = rowsum(do * (p v))
     _rule("delta", "(Sum (Mul* (Dot do vt) p) a)", "(Sum (Mul do (Dot p v)) a)", _WEIGHTS, *_V),
-    *(
-        _rule(f"scores-gradient{case}{cap}", form.format(left), right, *when, *capped, *_V)
-        for cap, form, capped in (
-            ("", "{}", ("(= u 0.0)",)), ("-softcap", _CAPPED, _CAP), ("-guarded", _GUARDED, _CAP)
-        )
-        for case, left, right, when in (
-            ("",             _GRADIENT, _PLAIN, (_WEIGHTS,)),
-            ("-extra",       _GRADIENT, _EXTRA, (_WEIGHTS_X, _SAFE)),
-            ("-both",        _GRADIENT, _BOTH,  (_WEIGHTS_XY, _SAFE)),
-            ("-bias",        _GRADIENT, _EXTRA, _ALL),
-            ("-hidden",      _HIDDEN,   _EXTRA, (_WEIGHTS_X, *_HIDING)),
-            ("-hidden-both", _HIDDEN,   _BOTH,  (_WEIGHTS_XY, *_HIDING)),
-        )
-    ),
-    _rule("scores-gradient-mul", "(Mul (ScoreGrad b q k p do e c) #m)",
-          "(ScoreGrad b q k p do (* e m) c)"),
-    _rule("scores-gradient-div", "(Div (ScoreGrad b q k p do e c) #m)",
-          "(ScoreGrad b q k p do (/ e m) c)", "(!= m 0.0)"),
+    _rule("capped-gradient",             _GRADIENT, _PLAIN, _WEIGHTS, *_V),
+    _rule("capped-gradient-extra",       _GRADIENT, _EXTRA, _WEIGHTS_X, _SAFE, *_V),
+    _rule("capped-gradient-both",        _GRADIENT, _BOTH,  _WEIGHTS_XY, _SAFE, *_V),
+    _rule("capped-gradient-bias",        _GRADIENT, _EXTRA, *_ALL, *_V),
+    _rule("capped-gradient-hidden",      _HIDDEN,   _EXTRA, _WEIGHTS_X, *_HIDING, *_V),
+    _rule("capped-gradient-hidden-both", _HIDDEN,   _BOTH,  _WEIGHTS_XY, *_HIDING, *_V),
+    # a soft cap puts 1 - tanh^2 before the scale
+    _rule("scores-gradient",             "(CappedGrad b q k p do e c 0.0)", _SG),
+    _rule("scores-gradient-softcap",     _SLOPE, _SG, *_CAP),
+    _rule("scores-gradient-guarded",     f"(Select (Eq {_CAPPED} 0.0) 0.0 {_SLOPE})", _SG, *_CAP),
+    _rule("scores-gradient-mul",         f"(Mul {_SG} #m)", "(ScoreGrad b q k p do (* e m) c)"),
+    _rule("scores-gradient-div",         f"(Div {_SG} #m)", "(ScoreGrad b q k p do (/ e m) c)",
+          "(!= m 0.0)"),
 )  # fmt: skip
 
 # The gradient of a bias is that of the scores, before scale and soft cap; where the bias is
 # repeated, its sum.
-_DS = _GRADIENT.replace(" e)", " 1.0)")
-_HIDDEN_DS = f"(Select m {_DS} 0.0)"
 _AXES = ("(= n (vec-length (shape root)))", "(= m (vec-length a))")
 _LAST = "(vec-get a (- m 1))"
 
 
-def _bias(operands: str, axes: str, lse: str = "l", delta: str = "d") -> str:
-    return f"(Get (AttentionBias q k v {lse} {delta} do {operands} c h i w u y z {axes}) 0)"
-
-
-def _made(operands: str) -> str:
-    """The gradient of a bias from what attention gives."""
-    fused = f"(Attention q k v {operands} c h i w u y z)"
-    return _bias(operands, "(vec-empty)", f"(Get {fused} 1)", f"(Sum (Mul do (Get {fused} 0)) a)")
+def _bias(operands: str, axes: str) -> str:
+    return f"(Get (AttentionBias q k v l d do {operands} c h i w u y z {axes}) 0)"
 
 
 BIASES = (
     *(
-        _rule(f"bias-gradient{case}", left, _made(operands), *when, *_V)
-        for case, left, operands, when in (
-            ("-safe",        _DS,        "x",   (_WEIGHTS_X, _SAFE, '(= y "bias")')),
-            ("-both",        _DS,        "x o", (_WEIGHTS_XY, _SAFE)),
-            ("",             _DS,        "x",   _ALL),
-            ("-hidden",      _HIDDEN_DS, "x",   (_WEIGHTS_X, '(= y "bias")', *_HIDING)),
-            ("-hidden-both", _HIDDEN_DS, "x o", (_WEIGHTS_XY, *_HIDING)),
-        )
+        _rule(f"bias-gradient{both}", "(CappedGrad b q k p do 1.0 c u)",
+              _bias(operands, "(vec-empty)"), f'(= y "{kind}")',
+              f"(= b (AttentionBackward q k v l d do {operands} c h i w u y z))")
+        for both, kind, operands in (("", "bias", "x"), ("-both", "both", "x o"))
     ),
     *(
         _rule(f"bias-gradient-{case}", f"(Sum {_bias(operands, '(vec-empty)')} a)", right, *_AXES,
@@ -126,7 +109,6 @@ BIASES = (
     ),
 )  # fmt: skip
 
-_SG = "(ScoreGrad b q k p do e c)"
 _MAKES_UP = "(<= (abs (- (* e m) c)) (* 1e-9 (abs c)))"
 
 
@@ -161,6 +143,11 @@ _KERNEL = {
     "b": '(AttentionBackward q k v l delta do c h i w u "none" "zero")',
 }
 _B = {**_X, "x": "f32[2, 4, 4]", "y": "bias"}
+_LSE = {"z": "nan", "l": "f32[2, 4, 1]", "d": "f32[2, 4, 1]"}
+_BIASED = {"x": "f32[2, 4, 4]", "y": "bias", **_LSE,
+           "b": "(AttentionBackward q k v l d do x c h i w u y z)"}  # fmt: skip
+_BIASED_BOTH = {"x": "bool[2, 4, 4]", "o": "f32[2, 4, 4]", "y": "both", **_LSE,
+                "b": "(AttentionBackward q k v l d do x o c h i w u y z)"}  # fmt: skip
 _NAN = {"h": 0, "y": "bias", "z": "nan"}
 # a mask that hides all keys of some queries
 _SOME = {**_O, "j": (2, 4, 4), "m": "(Not (Causal j 1.0))", "h": 0, "e": 2.0, "f": -math.inf}
@@ -189,18 +176,16 @@ SAMPLES = {
     "hidden-gradient hidden-gradient-safe": _TRIANGLE,
     "hidden-gradient-extra": {**_SEEN, **_SEEN_X},
     "hidden-gradient-mul hidden-gradient-div": {**_G, "m": "bool[3, 5]"},
-    "delta scores-gradient": _P,
-    "scores-gradient-extra": _X,
-    "scores-gradient-bias": {**_B, **_NAN},
-    "scores-gradient-hidden": _M,
-    "scores-gradient-softcap scores-gradient-guarded": {**_P, **_CAPS},
-    "scores-gradient-extra-softcap scores-gradient-extra-guarded": {**_X, **_CAPS},
-    "scores-gradient-bias-softcap scores-gradient-bias-guarded": {**_B, **_CAPS, **_NAN},
-    "scores-gradient-hidden-softcap scores-gradient-hidden-guarded": {**_M, **_CAPS},
-    "scores-gradient-both bias-gradient-both": _XY,
-    "scores-gradient-both-softcap scores-gradient-both-guarded": {**_XY, **_CAPS},
-    "scores-gradient-hidden-both bias-gradient-hidden-both": _HXY,
-    "scores-gradient-hidden-both-softcap scores-gradient-hidden-both-guarded": {**_HXY, **_CAPS},
+    "delta capped-gradient": _P,
+    "capped-gradient-extra": _X,
+    "capped-gradient-both": _XY,
+    "capped-gradient-bias": {**_B, **_NAN},
+    "capped-gradient-hidden": _M,
+    "capped-gradient-hidden-both": _HXY,
+    "scores-gradient": _KERNEL,
+    "scores-gradient-softcap scores-gradient-guarded": {**_KERNEL, "u": 4.0, "r": 0.125},
+    "bias-gradient": {**_P, **_BIASED},
+    "bias-gradient-both": {**_P, **_BIASED_BOTH},
     "hidden-gradient-both": {
         **_MB,
         **_SEEN,
@@ -210,9 +195,6 @@ SAMPLES = {
     },
     "bias-gradient-sum-both": {**_SUMMED, **_SUMMED_BOTH, "a": (0, 1)},
     "bias-gradient-rows-both": {**_SUMMED, **_SUMMED_BOTH, "a": (1, 2)},
-    "bias-gradient-safe": _B,
-    "bias-gradient": {**_B, **_NAN},
-    "bias-gradient-hidden": _BM,
     "bias-gradient-sum": {**_SUMMED, "a": (0, 1)},
     "bias-gradient-rows": {**_SUMMED, "a": (1, 2)},
     "scores-gradient-mul scores-gradient-div": {**_KERNEL, "m": 3.0},

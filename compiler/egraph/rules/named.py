@@ -111,12 +111,17 @@ def _bounded_weights(q: Node, k: Node, *rest: Node | float | str) -> Node:
     return get(make(op, q, k, _unit(q, k), *operands), 0)
 
 
-def _score_grad(t: Node, q: Node, k: Node, p: Node, do: Node, factor: float, scale: float) -> Node:
+def _capped_grad(t: Node, q: Node, k: Node, p: Node, do: Node, factor: float, *_: float) -> Node:
     op = t.op
     assert isinstance(op, AttentionBackward)
     base = (op.scale, op.causal, op.offset, op.window, op.softcap, op.extra, op.empty)
-    ds = get(make(AttentionBias(*base), *t.operands), 0) * factor
-    y = E.tanh(dot(q, swap(k)) * (scale / op.softcap)) if op.softcap else None
+    return get(make(AttentionBias(*base), *t.operands), 0) * factor
+
+
+def _score_grad(t: Node, q: Node, k: Node, p: Node, do: Node, factor: float, scale: float) -> Node:
+    assert isinstance(t.op, AttentionBackward)
+    ds, cap = _capped_grad(t, q, k, p, do, factor), t.op.softcap
+    y = E.tanh(dot(q, swap(k)) * (scale / cap)) if cap else None
     return ds * (1.0 - y * y) if y is not None else ds
 
 
@@ -170,6 +175,8 @@ NAMED = {
         # of few rows: keys within bounds; those and a mask or bias
         Named("WeightsB", 4, (*_WEIGHTS, "String"), _bounded_weights),
         Named("WeightsBX", 5, (*_WEIGHTS, "String", "String"), _bounded_weights),
+        # of scores after and before their soft cap: the numbers around it, the scale (and the cap)
+        Named("CappedGrad", 5, ("f64",) * 3, _capped_grad, sorts=("Tup", "T", "T", "T", "T")),
         Named("ScoreGrad", 5, ("f64", "f64"), _score_grad, sorts=("Tup", "T", "T", "T", "T")),
         Named("Mean", 1, ("Ints",), _mean),
         Named("LayerNorm", 1, ("Ints", "f64"), _layer_norm, "layer norm"),
