@@ -62,12 +62,12 @@ def test_drawing_is_only_with_do_sample(values, want):
     [
         ({"do_sample": "yes"}, "here needs true or false as 'do_sample', got 'yes'"),
         ({"do_sample": True, "temperature": -1}, "here: temperature needs a number 0 or more"),
-        ({"do_sample": True, "temperature": float("nan")}, "here: temperature needs a number"),
+        ({"do_sample": True, "temperature": float("nan")}, "a finite number 'temperature'"),
         ({"top_p": 0}, "here: top_p needs a number more than 0 and at most 1, got 0"),
         ({"top_k": 2.5}, "here needs an integer 'top_k', got 2.5"),
         ({"top_k": True}, "here needs an integer 'top_k', got True"),
         ({"repetition_penalty": [1]}, "here needs a number 'repetition_penalty'"),
-        ({"min_p": 10**400}, "here needs a number 'min_p' that a float holds"),
+        ({"min_p": 10**400}, "here needs a finite number 'min_p', got 1000"),
     ],
     ids=lambda v: str(v)[:50],
 )

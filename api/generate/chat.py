@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from eggpu.importers.tensors import ModelFileError
 from eggpu.templates.chat import render_untrusted
 
-_MOST_CHARACTERS = 1 << 20
+_MOST_CHARACTERS, _MOST_FORM = 1 << 20, 1000
 
 Message = Mapping[str, Any]
 
@@ -40,10 +41,18 @@ def render(
 
 
 def _json(value: Any, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
+    return json.dumps(value, ensure_ascii=False, indent=_indent(options.get("indent")))
+
+
+def _indent(given: Any) -> int | None:
+    return min(max(given, 0), 16) if isinstance(given, int) else None
 
 
 def _now(form: str) -> str:
+    if len(form) > _MOST_FORM or re.search(r"\d{3}", form):  # C's strftime takes widths
+        raise ModelFileError(
+            f"the chat template has a form of dates that is too wide: {form!r:.40}"
+        )
     return datetime.now().strftime(form)
 
 

@@ -107,7 +107,8 @@ def _from_file(path: Path) -> LanguageModel:
 
     def text(key: str) -> str:
         at = file.get(f"tokenizer.ggml.{key}_token_id")
-        return tokens[at] if isinstance(at, int) and 0 <= at < len(tokens) else ""
+        known = isinstance(tokens, list) and type(at) is int and 0 <= at < len(tokens)
+        return str(tokens[at]) if known else ""
 
     template = file.get("tokenizer.chat_template", "")
     settings = path.parent / _SETTINGS

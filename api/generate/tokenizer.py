@@ -89,7 +89,9 @@ def from_gguf(file: GGUF) -> Tokenizer:
     if len(pairs) != len(merges) or any(len(p) != 2 for p in pairs):
         raise ModelFileError(f"{file.path}: tokenizer.ggml.merges needs pairs of tokens")
     inner = _byte_bpe(tokens, pairs, str(file.get("tokenizer.ggml.pre", "")))
-    types = file.get("tokenizer.ggml.token_type") or []
+    types = file.get("tokenizer.ggml.token_type", [])
+    if not isinstance(types, list):
+        raise ModelFileError(f"{file.path}: tokenizer.ggml.token_type needs a type a token")
     _add_special(inner, tokens, types)
     end = [file.get(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot", "eom")]
     begin = file.get("tokenizer.ggml.bos_token_id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def _sharded(folder: Path) -> Weights:
         raise ModelFileError(f"{folder / _INDEX} needs a weight_map from tensors to files")
     files = {}
     for name in sorted(set(index.values())):
-        if Path(name).name != name or not (folder / name).is_file():
+        # os.path takes names that no file can have: too long, or with a zero byte
+        if Path(name).name != name or not os.path.isfile(folder / name):
             raise ModelFileError(
                 f"{folder / _INDEX} names the file {name!r:.80}, which is not there"
             )

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eggpu.importers.tensors import ModelFileError, Tensor, Weights, placed
+from eggpu.importers.tensors import ModelFileError, Tensor, Weights, apart, placed
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 _ALIGNMENT = 32  # of tensors, unless the metadata says otherwise
+_MOST_HEADER = 256 << 20  # bytes; Python's numbers and texts take several times as much
 _MOST_DIMS, _MOST_DEPTH, _LONGEST_NAME = 4, 4, 1024
 
 _TYPES = {
@@ -61,6 +62,8 @@ class GGUF:
 def open_gguf(path: str | Path) -> GGUF:
     """Read the header of a file. Raises ModelFileError where it is wrong."""
     path = Path(path)
+    if not path.is_file():
+        raise ModelFileError(f"{path} is no file")
     size = path.stat().st_size
     if size < 24:
         raise ModelFileError(f"{path} is no GGUF file: it has {size} bytes")
@@ -84,6 +87,8 @@ class _Reader:
         if nbytes > self.size - self.at:
             left = self.size - self.at
             raise self.fail(f"{what} needs {nbytes} bytes at {self.at}, the file has {left} more")
+        if self.at + nbytes > _MOST_HEADER:
+            raise self.fail(f"{what} lies past the {_MOST_HEADER} bytes that a header may have")
         self.at += nbytes
         return self.data[self.at - nbytes : self.at]
 
@@ -120,7 +125,7 @@ class _Reader:
             raise self.fail(f"general.alignment needs a power of 2, got {alignment!r:.40}")
         start = -(-self.at // alignment) * alignment
         placed_ = self.placed(found, start, alignment)
-        return GGUF(self.path, metadata, Weights(placed_, str(self.path)))
+        return GGUF(self.path, metadata, Weights(apart(placed_, self.path), str(self.path)))
 
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
         if kind == _STRING:

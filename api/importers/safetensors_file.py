@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from eggpu.importers.small_floats import SMALL_FLOATS
-from eggpu.importers.tensors import PLAIN, ModelFileError, Tensor, Weights, placed
+from eggpu.importers.tensors import PLAIN, ModelFileError, Tensor, Weights, apart, placed
 
 _MOST_HEADER = 100 << 20  # bytes, the format's own limit
 _FORMATS = {name: name for name in (*PLAIN, *SMALL_FLOATS)} | {"F8_E4M3FN": "F8_E4M3"}
@@ -21,6 +22,8 @@ def open_safetensors(path: str | Path) -> Weights:
 
 def tensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file by name, its bytes checked to lie in the file."""
+    if not path.is_file():
+        raise ModelFileError(f"{path} is no file")
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -30,17 +33,28 @@ def tensors(path: Path) -> dict[str, Tensor]:
             )
         text = file.read(length)
     header = parse(text, path)
-    return {
+    found = {
         name: _tensor(path, name, entry, 8 + length, size)
         for name, entry in header.items()
         if name != "__metadata__"
     }
+    return dict(apart(found, path))
 
 
 def parse(text: bytes, path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ModelFileError for anything else."""
+    """A JSON object whose keys are there once. Raises ModelFileError for anything else."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            raise ModelFileError(f"{path}: {counts.most_common(1)[0][0]!r:.80} is there twice")
+        return made
+
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=once)
+    except ModelFileError:
+        raise
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} holds no JSON: {error}") from None
     if not isinstance(found, dict):

@@ -17,6 +17,7 @@ from eggpu.importers.small_floats import SMALL_FLOATS
 
 Matrix = Array | Packed
 MOST_AXES = 8
+_MOST_ELEMENTS = 1 << 60  # of the axes beside one of 0, as NumPy has it
 _SHOWN = 6
 
 # Formats of single elements: the NumPy type that holds them in the file.
@@ -115,6 +116,8 @@ def placed(
     if len(shape) > MOST_AXES or any(n < 0 for n in shape):
         raise ModelFileError(f"{where} needs at most {MOST_AXES} axes of length 0 or more")
     count = math.prod(shape)
+    if not count and math.prod(max(n, 1) for n in shape) >= _MOST_ELEMENTS:
+        raise ModelFileError(f"{where} has too long axes beside one of 0: {list(shape)!s:.80}")
     if format_ in PLAIN:
         needed = count * np.dtype(PLAIN[format_]).itemsize
     else:
@@ -130,6 +133,19 @@ def placed(
         end = offset + needed
         raise ModelFileError(f"{where} lies at bytes {offset}:{end} of a file of {size} bytes")
     return Tensor(name, tuple(shape), format_, path, offset, needed)
+
+
+def apart(tensors: Mapping[str, Tensor], path: Path) -> Mapping[str, Tensor]:
+    """The tensors, known to share no bytes: a small file would become any amount of memory."""
+    last: Tensor | None = None
+    for tensor in sorted((t for t in tensors.values() if t.nbytes), key=lambda t: t.offset):
+        if last is not None and tensor.offset < last.offset + last.nbytes:
+            raise ModelFileError(
+                f"{path}: the tensors {last.name!r:.80} and {tensor.name!r:.80} overlap at byte "
+                f"{tensor.offset}"
+            )
+        last = tensor
+    return tensors
 
 
 # Floats that are no whole bytes, and their bits.

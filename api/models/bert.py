@@ -16,6 +16,7 @@ from eggpu.models.layers import (
     Projection,
     Table,
     activation,
+    known_activation,
     layer_norm,
     projection,
     table,
@@ -85,9 +86,9 @@ def from_config(values: Mapping[str, Any], w: Weights) -> Bert:
     c = Config(values, f"{w.where}: config.json")
     s = Settings(
         vocab=c.size("vocab_size"), width=c.size("hidden_size"), hidden=c.size("intermediate_size"),
-        heads=c.size("num_attention_heads"), layers=c.size("num_hidden_layers"),
+        heads=c.size("num_attention_heads"), layers=c.layers("num_hidden_layers"),
         context=c.size("max_position_embeddings", 512), eps=c.number("layer_norm_eps", 1e-12),
-        activation=c.get("hidden_act", "gelu"),
+        activation=known_activation(c.get("hidden_act", "gelu")),
     )  # fmt: skip
     w = w.renamed(lambda name: name.removeprefix("bert."))
     return Bert(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from eggpu.importers.tensors import ModelFileError
 
 _LARGEST = 2**31
+_MOST_LAYERS = 4096
 
 
 class Config:
@@ -38,16 +40,22 @@ class Config:
             )
         return value
 
+    def layers(self, key: str) -> int:
+        """A number of layers."""
+        count = self.size(key)
+        if count > _MOST_LAYERS:
+            raise ModelFileError(
+                f"{self.where} has {count} layers; at most {_MOST_LAYERS} are read"
+            )
+        return count
+
     def number(self, key: str, default: float | None = None) -> float:
-        """A number."""
+        """A finite number."""
         value = self.get(key, default)
         if value is None:
             raise ModelFileError(f"{self.where} has no {key!r}")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelFileError(f"{self.where} needs a number {key!r}, got {value!r:.60}")
-        try:
-            return float(value)
-        except OverflowError:
-            raise ModelFileError(
-                f"{self.where} needs a number {key!r} that a float holds, got {value!r:.60}"
-            ) from None
+        if (isinstance(value, int) and abs(value) >= _LARGEST**8) or not math.isfinite(value):
+            raise ModelFileError(f"{self.where} needs a finite number {key!r}, got {value!r:.60}")
+        return float(value)

@@ -13,7 +13,15 @@ from eggpu.importers.tensors import Weights
 from eggpu.models.attention import join_heads, split_heads
 from eggpu.models.cache import Cache, Place, attend, visible, written
 from eggpu.models.config import Config
-from eggpu.models.layers import LayerNorm, Projection, Table, activation, layer_norm, table
+from eggpu.models.layers import (
+    LayerNorm,
+    Projection,
+    Table,
+    activation,
+    known_activation,
+    layer_norm,
+    table,
+)
 
 
 @dataclass(frozen=True)
@@ -109,9 +117,9 @@ def from_config(values: Mapping[str, Any], w: Weights) -> GPT2:
     width, context = c.size("n_embd"), c.size("n_positions", 1024)
     s = Settings(
         vocab=c.size("vocab_size"), width=width, hidden=c.size("n_inner", 4 * width),
-        heads=c.size("n_head"), context=context, layers=tuple(range(c.size("n_layer"))),
+        heads=c.size("n_head"), context=context, layers=tuple(range(c.layers("n_layer"))),
         eps=c.number("layer_norm_epsilon", 1e-5),
-        activation=c.get("activation_function", "gelu_new"),
+        activation=known_activation(c.get("activation_function", "gelu_new")),
     )  # fmt: skip
     w = w.renamed(lambda name: name.removeprefix("transformer."))
     return GPT2(

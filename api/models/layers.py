@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from eggpu.compiler.library.indexing import take
 from eggpu.compiler.library.linalg import matmul
 from eggpu.compiler.tracing import Array, array
 from eggpu.importers.packed import Packed
-from eggpu.importers.tensors import Matrix, Weights
+from eggpu.importers.tensors import Matrix, ModelFileError, Weights
 
 
 def dense(matrix: Matrix) -> Array:
@@ -105,19 +106,29 @@ def split(p: Projection, sizes: Sequence[int]) -> list[Projection]:
     return out
 
 
-def activation(name: str):  # noqa: ANN201
-    """The activation that a config names."""
-    known = {
-        "silu": nn.silu, "gelu": nn.gelu, "relu": nn.relu,
-        "gelu_new": _gelu_tanh, "gelu_pytorch_tanh": _gelu_tanh, "gelu_fast": _gelu_tanh,
-        "quick_gelu": _quick_gelu, "tanh": nn.tanh,
-    }  # fmt: skip
-    return known[name]
-
-
 def _gelu_tanh(x: Array) -> Array:
     return nn.gelu(x, "tanh")
 
 
 def _quick_gelu(x: Array) -> Array:
     return x * nn.sigmoid(x * 1.702)
+
+
+_ACTIVATIONS = {
+    "silu": nn.silu, "gelu": nn.gelu, "relu": nn.relu,
+    "gelu_new": _gelu_tanh, "gelu_pytorch_tanh": _gelu_tanh, "gelu_fast": _gelu_tanh,
+    "quick_gelu": _quick_gelu, "tanh": nn.tanh,
+}  # fmt: skip
+
+
+def activation(name: str) -> Callable[[Array], Array]:
+    """The activation that a config names."""
+    return _ACTIVATIONS[name]
+
+
+def known_activation(name: Any) -> str:
+    """The name, if it is that of an activation. Raises ModelFileError for others."""
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ModelFileError(f"the activation {name!r:.60} is not known; known are {known}")
+    return name

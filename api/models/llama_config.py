@@ -10,25 +10,30 @@ from typing import Any
 from eggpu.importers.gguf_file import GGUF
 from eggpu.importers.tensors import ModelFileError, Weights
 from eggpu.models.config import Config
+from eggpu.models.layers import known_activation
 from eggpu.models.llama import LayerSettings, Llama, Settings, build, default_scale
 from eggpu.models.rotary import rotary
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3")
 _GEMMA = ("gemma", "gemma2", "gemma3_text", "gemma3")
-_MOST_LAYERS = 4096
 _GEMMA_27B = (("gemma2", 46), ("gemma3", 62))  # whose files do not say how scores are scaled
 
 
 def from_config(values: Mapping[str, Any], w: Weights, context: int | None = None) -> Llama:
     """The model of a Hugging Face folder. `context` is how far it will be used (for scalings)."""
+    where = f"{w.where}: config.json"
+    return build(_useful(where, lambda: settings(Config(values, where), context)), w)
+
+
+def _useful(where: str, read: Callable[[], Settings]) -> Settings:
+    """What `read` gives; a ModelFileError for any value that it cannot use."""
     try:
-        found = settings(Config(values, f"{w.where}: config.json"), context)
+        return read()
     except ModelFileError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ModelFileError(f"{w.where}: config.json has a value of no use: {error}") from error
-    return build(found, w)
+        raise ModelFileError(f"{where} has a value of no use: {error}") from error
 
 
 def settings(c: Config, context: int | None = None) -> Settings:
@@ -53,13 +58,11 @@ def settings(c: Config, context: int | None = None) -> Settings:
 def _activation(c: Config) -> str:
     kind = c.get("model_type", "")
     name = c.get("hidden_activation") or c.need("hidden_act")
-    return "gelu_pytorch_tanh" if kind in _GEMMA and name == "gelu" else name
+    return known_activation("gelu_pytorch_tanh" if kind in _GEMMA and name == "gelu" else name)
 
 
 def _layers(c: Config, kind: str, head_size: int, used: int | None) -> tuple[LayerSettings, ...]:
-    count = c.size("num_hidden_layers")
-    if count > _MOST_LAYERS:
-        raise ModelFileError(f"{c.where} has {count} layers; at most {_MOST_LAYERS} are read")
+    count = c.layers("num_hidden_layers")
     window = c.size("sliding_window") if c.get("sliding_window") else 0
     return tuple(
         LayerSettings(
@@ -108,8 +111,8 @@ def _rotary(c: Config, kind: str, head_size: int, layer: str, used: int | None):
     original = c.get("original_max_position_embeddings")
     original = int(scaling.get("original_max_position_embeddings") or original or context)
     size = int(head_size * part)
-    if size < 2 or size % 2 or base <= 0:
-        raise ModelFileError(f"{c.where} needs an even rotary size and a base, got {size}, {base}")
+    if size > head_size:
+        raise ModelFileError(f"{c.where} turns {size} elements of heads of {head_size}")
     try:
         scaling = {**scaling, "original_max_position_embeddings": original}
         return rotary(size, base, scaling, used=used or 0, most=context, original=original)
@@ -155,19 +158,20 @@ def from_gguf(file: GGUF) -> Llama:
     values = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
     c = Config(values, str(file.path))
     w = file.weights.renamed(_hugging_face_name(arch))
-    return build(_gguf_settings(c, arch, w["embed_tokens.weight"].shape[0]), w)
+    vocab = [*w["embed_tokens.weight"].shape, 0][0]
+    return build(_useful(c.where, lambda: _gguf_settings(c, arch, vocab)), w)
 
 
 def _gguf_settings(c: Config, arch: str, vocab: int) -> Settings:
     heads, width = c.size("attention.head_count"), c.size("embedding_length")
     head_size = c.size("attention.key_length", width // heads)
     gemma = arch in _GEMMA
-    count = c.size("block_count")
-    if count > _MOST_LAYERS:
-        raise ModelFileError(f"{c.where} has {count} layers; at most {_MOST_LAYERS} are read")
+    count = c.layers("block_count")
     window = int(c.number("attention.sliding_window", 0))
     scaling = _gguf_scaling(c)
     size = c.size("rope.dimension_count", head_size)
+    if size > head_size:
+        raise ModelFileError(f"{c.where} turns {size} elements of heads of {head_size}")
     # files of the architecture llama have the rows of queries and keys in neighboring pairs
     interleaved = arch == "llama"
     turn = rotary(size, c.number("rope.freq_base", 10000.0), scaling, interleaved=interleaved)

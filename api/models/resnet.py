@@ -12,7 +12,7 @@ from eggpu import nn
 from eggpu.compiler.tracing import Array, array
 from eggpu.importers.tensors import ModelFileError, Weights
 from eggpu.models.config import Config
-from eggpu.models.layers import Projection, activation, projection
+from eggpu.models.layers import Projection, activation, known_activation, projection
 
 _EPS = 1e-5  # of the batch norms
 
@@ -74,7 +74,8 @@ def from_config(values: Mapping[str, Any], w: Weights) -> ResNet:
     c = Config(values, f"{w.where}: config.json")
     w = w.renamed(lambda name: name.removeprefix("resnet."))
     sizes, depths = c.need("hidden_sizes"), c.need("depths")
-    kind, act = c.get("layer_type", "bottleneck"), c.get("hidden_act", "relu")
+    kind = c.get("layer_type", "bottleneck")
+    act = known_activation(c.get("hidden_act", "relu"))
     if not isinstance(sizes, list) or not isinstance(depths, list) or len(sizes) != len(depths):
         raise ModelFileError(f"{c.where} needs hidden_sizes and depths of one length")
     if kind not in ("basic", "bottleneck") or c.get("downsample_in_bottleneck"):

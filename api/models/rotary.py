@@ -13,6 +13,8 @@ import eggpu as eg
 from eggpu.compiler.tracing import Array, array
 from eggpu.importers.tensors import ModelFileError
 
+MOST_ROTARY = 1 << 16  # elements of a head
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -53,6 +55,11 @@ def rotary(
 ) -> Rotary:  # fmt: skip
     """The rates of `size` elements of a head, under the scaling of a config (`rope_scaling`), for
     `used` positions of at most `most` in a model that was first trained on `original`."""
+    if not 2 <= size <= MOST_ROTARY or size % 2 or not 0 < base < math.inf:
+        raise ModelFileError(
+            f"rotary positions need an even size from 2 to {MOST_ROTARY} and a base above 0, got "
+            f"{size} and {base}"
+        )
     rates = [base ** (-2 * i / size) for i in range(size // 2)]
     scaling = scaling or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))

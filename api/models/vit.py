@@ -12,7 +12,14 @@ from eggpu.compiler.tracing import Array
 from eggpu.importers.tensors import Weights
 from eggpu.models.attention import Attention, attention
 from eggpu.models.config import Config
-from eggpu.models.layers import LayerNorm, Projection, activation, layer_norm, projection
+from eggpu.models.layers import (
+    LayerNorm,
+    Projection,
+    activation,
+    known_activation,
+    layer_norm,
+    projection,
+)
 
 
 @dataclass(frozen=True)
@@ -84,10 +91,10 @@ def from_config(values: Mapping[str, Any], w: Weights) -> ViT:
     c = Config(values, f"{w.where}: config.json")
     s = Settings(
         width=c.size("hidden_size"), hidden=c.size("intermediate_size"),
-        heads=c.size("num_attention_heads"), layers=c.size("num_hidden_layers"),
+        heads=c.size("num_attention_heads"), layers=c.layers("num_hidden_layers"),
         image=c.size("image_size", 224), patch=c.size("patch_size", 16),
         channels=c.size("num_channels", 3), eps=c.number("layer_norm_eps", 1e-12),
-        activation=c.get("hidden_act", "gelu"),
+        activation=known_activation(c.get("hidden_act", "gelu")),
     )  # fmt: skip
     w = w.renamed(lambda name: name.removeprefix("vit."))
     count, name = (s.image // s.patch) ** 2, "embeddings.patch_embeddings.projection"

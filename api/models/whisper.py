@@ -19,6 +19,7 @@ from eggpu.models.layers import (
     Projection,
     Table,
     activation,
+    known_activation,
     layer_norm,
     projection,
     table,
@@ -155,10 +156,10 @@ def from_config(values: Mapping[str, Any], w: Weights) -> Whisper:
     width = c.size("d_model")
     s = Settings(
         vocab=c.size("vocab_size"), width=width, hidden=c.size("encoder_ffn_dim"),
-        heads=c.size("encoder_attention_heads"), layers=tuple(range(c.size("decoder_layers"))),
+        heads=c.size("encoder_attention_heads"), layers=tuple(range(c.layers("decoder_layers"))),
         context=c.size("max_target_positions", 448), mels=c.size("num_mel_bins", 80),
         frames=c.size("max_source_positions", 1500),
-        activation=c.get("activation_function", "gelu"),
+        activation=known_activation(c.get("activation_function", "gelu")),
     )  # fmt: skip
     w = w.renamed(lambda name: name.removeprefix("model."))
     shapes = {"conv1": (width, s.mels, 3), "conv2": (width, width, 3)}
@@ -169,7 +170,7 @@ def from_config(values: Mapping[str, Any], w: Weights) -> Whisper:
     return Whisper(
         (first, second),
         w.array("encoder.embed_positions.weight", (s.frames, width)),
-        tuple(_layer(s, w, f"encoder.layers.{k}.") for k in range(c.size("encoder_layers"))),
+        tuple(_layer(s, w, f"encoder.layers.{k}.") for k in range(c.layers("encoder_layers"))),
         layer_norm(w, "encoder.layer_norm", width, 1e-5),
         table(w, "decoder.embed_tokens", s.vocab, width),
         table(w, "decoder.embed_positions", s.context, width),
