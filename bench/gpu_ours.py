@@ -103,14 +103,15 @@ def peer(task: str) -> Work:
     return Work(trainer.step, (trainer.model, trainer.state, *map(array, batches[0])), carry=2)
 
 
-def gpt(shape: GPTShape) -> Work:
+def gpt(shape: GPTShape, max_memory: int | None = None) -> Work:
     """A training step of a GPT with AdamW."""
     s = shape
     model = random_model(lambda: nn.GPT(s.vocab, s.layers, s.width, s.heads, s.context, key=0))
     optimizer = optim.adamw(1e-4)
     step = eg.compile(
-        peers.training_step(optimizer), donate=("model", "state"), name=f"gpt_{s.layers}x{s.width}"
-    )
+        peers.training_step(optimizer), donate=("model", "state"), max_memory=max_memory,
+        name=f"gpt_{s.layers}x{s.width}",
+    )  # fmt: skip
     rng = np.random.default_rng(0)
     tokens = [
         array(rng.integers(0, s.vocab, (s.batch, s.context), dtype=np.int32)) for _ in range(2)
