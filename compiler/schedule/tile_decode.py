@@ -125,7 +125,8 @@ class _Threads:
     chunks: tuple[int, int]  # elements of a head at a time, of q and k, and of v
     shuffle: bool
     nbytes: int
-    lanes: int = 0  # of a subgroup, which join their results; 0: those of one row at a time
+    # of a subgroup, which join their results; 1: all rows' are joined in memory; 0: a row at a time
+    lanes: int = 0
 
 
 def _threads(target: Target, form: Form, s: Shape) -> Iterator[_Threads]:
@@ -155,13 +156,17 @@ def _lanes(target: Target, form: Form, s: Shape, rows: int) -> _Threads | None:
     else:
         return None
     width = ceil(chunks[1] / 4) * 4
-    nbytes = 4 * lanes * (width + 2 * rows + 1)
+    nbytes, joined = 4 * lanes * (width + 2 * rows + 1), 0
+    if form != "phases":  # all rows at once, in loops: less to compile
+        all_rows = 4 * rows * (lanes * (width + 2) + ceil(s.d / 4) * 4)
+        if all_rows <= workgroup_budget(target):
+            nbytes, joined = all_rows, 1
     trips = ceil(s.keys / lanes)
     passes = ceil(s.d / chunks[0]) + 1 + ceil(s.dv / chunks[1]) if form == "phases" else 1
     slow = target.loop_limit and trips * passes + 4096 > target.loop_limit
     if slow or nbytes > workgroup_budget(target) or (rows > 1 and room < min(64, s.d, s.dv)):
         return None
-    return _Threads(rows, 1, lanes, 1, chunks, False, nbytes)
+    return _Threads(rows, 1, lanes, 1, chunks, False, nbytes, joined)
 
 
 def _even(size: int, room: int) -> int:
