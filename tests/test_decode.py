@@ -147,6 +147,32 @@ def test_the_report_says_why_a_kernel_was_taken(target, context, kernel):
     assert all(loss is not None and loss > 0 for loss in losses.values())
 
 
+@pytest.mark.parametrize("keys", [128, 2048, 32_768])
+def test_explain_tells_the_kernel_of_grouped_heads_and_why(keys):
+    """As a user types it: the last kernel has the choice, and no near miss is told of what was
+    formed behind a reshape."""
+
+    def over_cache(q, k, v, count):
+        return nn.scaled_dot_product_attention(q, k, v, eg.arange(keys) < count)
+
+    rng = np.random.default_rng(0)
+    shapes = ((1, 9, 1, 64), (1, 3, keys, 64), (1, 3, keys, 64))
+    given = [*(rng.standard_normal(s, np.float32) for s in shapes), keys - 5]
+    run = eg.compile(over_cache, cache=False)
+    out = np.asarray(run(*given))
+    text = str(run.report.kernels[-1])
+    (chosen,) = [line for line in text.splitlines() if line.startswith("  chosen ")]
+    taken = next(name for name in KERNELS if name in chosen)
+    assert taken == ("attention_online" if keys == 128 else "attention_split")
+    assert all(f"    not      {name}(" in text for name in {"attention", *KERNELS} - {taken})
+    assert text.count("us more (") >= 4
+    assert text in run.explain(*given)
+    assert run.report.near_misses == ()
+    for kernel in KERNELS:
+        forced = np.asarray(eg.compile(over_cache, cache=False, force=(kernel,))(*given))
+        np.testing.assert_allclose(forced, out, atol=1e-6)
+
+
 def test_few_keys_a_head_are_not_split_where_heads_are_many():
     types = ["f32[64, 8, 1, 64]", *["f32[64, 8, 256, 64]"] * 2, "i32[]"]
     graph = trace(

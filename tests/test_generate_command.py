@@ -115,6 +115,14 @@ def test_flags_go_before_the_settings(folder, capsys):
     assert "(default: of the model, or 0)" in text
 
 
+def test_explain_tells_the_kernels_of_a_step(folder, capsys):
+    assert run(folder, "--explain", "--context", "64") == 0
+    text = capsys.readouterr().out
+    assert "recognized: softmax" in text
+    assert "  chosen     attention_" in text
+    assert "us more (" in text
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -50,6 +50,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--cache", choices=("f32", "f16"), default="f32", help="type of keys and values"
     )
     parser.add_argument("--stats", action="store_true", help="tell tokens a second, on stderr")
+    parser.add_argument(
+        "--explain", action="store_true",
+        help="instead of an answer, why the kernels of a step are what they are at this context",
+    )  # fmt: skip
     group = parser.add_argument_group(
         "choice of tokens", "What is not given is as in the model's generation_config.json (its "
         "temperature only with do_sample), or as said here where it has none.",
@@ -78,6 +82,11 @@ def run(args: argparse.Namespace) -> int:
         ids = language.prompt(_messages(prompt, args.system) if args.system else prompt, args.raw)
         context = args.context or rounded(len(ids) + args.max_tokens)
         generator = Generator(language.model, context=context, cache_dtype=args.cache)
+        if args.explain:
+            generator.start([ids], sampling).next()
+            waiting.clear()
+            print(generator.advance.report)
+            return 0
         times, counts, finish = [time.perf_counter()], [0], ""
         pieces = language.stream(
             generator, ids, sampling, most=args.max_tokens, stop=args.stop,

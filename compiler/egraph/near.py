@@ -311,7 +311,8 @@ def near(
     egraph: EGraphReport, extraction: ExtractionReport, snapshot: Snapshot, selection: Selection
 ) -> tuple[NearMiss, ...]:
     """All near misses of a compilation: what was not found, and what was found and not chosen."""
-    chosen = {c: node.op for node, c in selection.classes.items()}
+    # grouped heads stand behind a reshape
+    chosen = {c: _under_views(node).op for node, c in selection.classes.items()}
     kernels = {
         c for op, c in zip(snapshot.ops, snapshot.cls, strict=True) if isinstance(op, _KERNELS)
     }
