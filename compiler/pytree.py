@@ -156,8 +156,14 @@ def _unflatten(s: Structure, leaves: Sequence[Any], at: int) -> Any:
         return s.static
     values, first = [], at
     for child in s.children:
-        values.append(leaves[at] if child is LEAF else _unflatten(child, leaves, at))
-        at += child.leaves
+        if child is LEAF:
+            values.append(leaves[at])
+            at += 1
+        elif child.kind == "static":
+            values.append(child.static)
+        else:
+            values.append(_unflatten(child, leaves, at))
+            at += child.leaves
     if s.kind is tuple:
         return tuple(values)
     if s.kind is dict:

@@ -90,13 +90,17 @@ class DeviceBuffer:
         self.slab = slab
         self.fetched: Fetched | None = None
         self._storage: Storage | None = storage
-        self._donated = ""
+        self._donated = "", 0  # the call that took it, and as which argument
 
     @property
     def storage(self) -> Storage:
         """The memory. Raises DonatedError when a call has consumed it."""
         if self._storage is None:
-            raise DonatedError(f"{self._donated}; use the value that the call returned")
+            call, argument = self._donated
+            raise DonatedError(
+                f"argument {argument} of {call} was donated to it and holds no value now; use the "
+                "value that the call returned"
+            )
         return self._storage
 
     @property
@@ -109,8 +113,15 @@ class DeviceBuffer:
         call and the argument."""
         moved = DeviceBuffer(self.device, self.storage, self.nbytes, self.offset, self.slab)
         self._storage = self.slab = None
-        self._donated = f"argument {argument} of {call} was donated to it and holds no value now"
+        self._donated = call, argument
         return moved
+
+    def spend(self, call: str, argument: int) -> None:
+        """Gives the memory back; uses raise DonatedError from now on."""
+        if self.slab is None and self._storage is not None:
+            self.device.pool.returned.append(self._storage)
+        self._storage = self.slab = None
+        self._donated = call, argument
 
     def __repr__(self) -> str:
         state = "donated" if self._storage is None else f"storage {self._storage.serial}"
@@ -118,9 +129,11 @@ class DeviceBuffer:
 
     def __del__(self) -> None:
         # Only an append: this may run in any thread, inside the pool's own code.
-        with suppress(AttributeError):
-            if self._storage is not None and self.slab is None:
+        try:
+            if self.slab is None and self._storage is not None:
                 self.device.pool.returned.append(self._storage)
+        except AttributeError:  # not made in full
+            return
 
 
 def bucket(nbytes: int) -> int:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from .executor import Executable
 
 _IN_FLIGHT = 16  # submissions that may be under way before the next one waits
-_TOGETHER = 16  # short calls in one command buffer
+_TOGETHER = 32  # short calls in one command buffer
 _STAGED = 4  # pieces of host memory of one size that are kept for the next copies
-_ENOUGH = 100_000.0  # predicted ns of work that is not worth waiting with
+_ENOUGH = 300_000.0  # predicted ns of work that is not worth waiting with
 _PROBED = 128  # invocations of the probe, at least the largest subgroup
 
 

@@ -81,6 +81,12 @@ class Executable:
         self._made = [b for b in sorted(bound | set(plan.outputs)) if self._place(b) == "output"]
         kept = ("arena", "constant")
         self._copied = [b for b in dict.fromkeys(plan.outputs) if self._place(b) in kept]
+        results = dict.fromkeys(plan.outputs)  # two of them may be one value
+        self._packed = [
+            (b, int(place[1]), plan.buffers[b].nbytes, int(place[-1]))
+            for b in results if (place := plan.buffers[b].place)[0] == "pack"
+        ]  # fmt: skip
+        self._unpacked = [b for b in results if self._place(b) != "pack"]
         self._recordings: OrderedDict[_Memory, _Recording] = OrderedDict()
         self._groups: OrderedDict[tuple[Accesses, tuple[_Range, ...]], Any] = OrderedDict()
         self._max_groups = max(1024, 8 * len(self._rounds))
@@ -309,14 +315,13 @@ class Executable:
 
     def _results(self, buffers: Sequence[DeviceBuffer], places: Places) -> list[DeviceBuffer]:
         """One buffer a result. Consumes what was donated."""
-        plan, made = self.plan, places.made
+        plan, made, device = self.plan, places.made, self.device
         results: dict[int, DeviceBuffer] = {}
-        for b in dict.fromkeys(plan.outputs):  # two results may be one value
+        for b, p, nbytes, offset in self._packed:
+            slab = places.packs[p]
+            results[b] = DeviceBuffer(device, slab.storage, nbytes, offset, slab)
+        for b in self._unpacked:
             match plan.buffers[b].place:
-                case ("pack", p, offset):
-                    slab = places.packs[p]
-                    nbytes = plan.buffers[b].nbytes
-                    results[b] = DeviceBuffer(self.device, slab.storage, nbytes, offset, slab)
                 case ("input", i) if plan.inputs[i] in made:  # it was moved
                     results[b] = made[plan.inputs[i]]
                 case ("input", i) if i in self._written:
@@ -329,7 +334,7 @@ class Executable:
         kept = {id(out) for out in outputs}
         for i in plan.donated:
             if not buffers[i].donated and id(buffers[i]) not in kept:
-                buffers[i].consume(plan.name, i)
+                buffers[i].spend(plan.name, i)
         return outputs
 
     def _spare(self, places: Places) -> Places:

@@ -38,7 +38,7 @@ def test_short_calls_share_submissions(device):
         np.testing.assert_array_equal(now.numpy(), np.ones(32, np.float32))
 
     gone = submits(device, run)
-    assert 3 <= gone <= 4  # 40 calls by 16, and a read, which may need one of its own
+    assert 2 <= gone <= 3  # 40 calls by 32, and a read, which may need one of its own
     device.batching = False
     assert submits(device, run) >= 40
 
