@@ -10,7 +10,10 @@ from .emitter import Emitter, V
 from .source import Job, finish
 
 WORKGROUP = 64
-LARGE_WORKGROUP, MANY = 256, 1 << 17  # of a GPU, for at least so many invocations
+# on a GPU with many elements an invocation has some, so that it waits for one while it computes
+# another, unless the text is long; with fewer but still many its workgroups are larger
+LARGE_WORKGROUP, MANY = 256, 1 << 17
+SEVERAL, WORKGROUP_OF_SEVERAL, SHORT = 4, 128, 48
 
 
 def lower_elementwise(job: Job) -> list[KernelSource]:
@@ -28,13 +31,23 @@ def lower_elementwise(job: Job) -> list[KernelSource]:
     for k, (out, value) in enumerate(zip(outputs, values, strict=True)):
         emitter.accesses[k].vector = wide
         emitter.store(k, flat, value, out.dtype)
-    large = job.target.kind == "gpu" and count >= MANY
-    workgroup = min(LARGE_WORKGROUP, job.target.max_invocations) if large else WORKGROUP
-    grid = fold(-(-count // workgroup), job.target.max_groups)
+    workgroup, each = _workgroup(job, count, emitter.text)
+    grid = fold(-(-count // (workgroup * each)), job.target.max_groups)
     filled = {
         "body": emitter.text,
         "count": count,
         "workgroup": workgroup,
-        "width": grid[0] * workgroup,
+        "each": each,
+        "width": grid[0] * workgroup * each,
     }
     return [finish(job, emitter, "elementwise.wgsl.j2", filled, grid, (workgroup, 1, 1))]
+
+
+def _workgroup(job: Job, count: int, text: str) -> tuple[int, int]:
+    """(Invocations of a workgroup, elements of an invocation)."""
+    most = job.target.max_invocations
+    if job.target.kind == "cpu" or count < MANY:
+        return WORKGROUP, 1
+    if count >= SEVERAL * MANY and text.count("\n") < SHORT:
+        return min(WORKGROUP_OF_SEVERAL, most), SEVERAL
+    return min(LARGE_WORKGROUP, most), 1

@@ -69,6 +69,7 @@ def _write(job: Job, outputs: Sequence[Node]) -> KernelSource:
         "body": emitter.text,
         "count": count,
         "workgroup": WORKGROUP,
+        "each": 1,
         "width": grid[0] * WORKGROUP,
     }
     kernel = finish(job, emitter, "elementwise.wgsl.j2", filled, grid, (WORKGROUP, 1, 1))
