@@ -10,7 +10,9 @@ from .errors import TraceError
 from .ir import Kind, Node, _recorders, at_line, topological
 from .loop_gradient import loop_vjp
 from .ops import full
+from .ops.elementwise import guard
 from .ops.loop import Loop
+from .slopes import function_of
 from .tracing import Array, array, note
 from .types import TupleType
 
@@ -45,6 +47,13 @@ class _Backward:
         for node in self.order:
             if node in self.wanted or any(o in self.active for o in node.operands):
                 self.active.add(node)
+        self.position = {node: k for k, node in enumerate(self.order) if node in self.active}
+        self.users: dict[Node, set[Node]] = {}
+        for node in self.active:
+            for operand in node.operands:
+                self.users.setdefault(operand, set()).add(node)
+        for node in self.wanted.union(outputs):
+            self.users.setdefault(node, set()).add(node)  # outside of any function
         self.total: dict[Node, Node] = {}
         self.items: dict[
             Node, dict[int, Node]
@@ -71,6 +80,10 @@ class _Backward:
         if node.kind is Kind.GET:
             self.items.setdefault(node.operands[0], {})[node.op.index] = cotangent  # type: ignore[attr-defined]
             return
+        function = function_of(node, self.users, self.position)
+        if function is not None:
+            self._slope(*function, cotangent)
+            return
         parts = node.op.vjp(cotangent, node, *node.operands)
         if node in self.masked:
             parts = node.op.guarded(cotangent, parts)
@@ -79,6 +92,21 @@ class _Backward:
             self.masked.update(node.operands)
         for operand, part in zip(node.operands, parts, strict=True):
             self.accumulate(operand, part)
+
+    def _slope(self, x: Node, ops: Sequence[Node], cotangent: Node) -> None:
+        """The cotangent of the one value that a node is a function of, the first of `ops`."""
+        node = ops[0]
+        total = {node: full(1.0, node.shape, node.dtype)}
+        for op in ops:
+            parts = op.op.vjp(total[op], op, *op.operands)
+            for operand, part in zip(op.operands, parts, strict=True):
+                if part is not None and operand in self.active:
+                    total[operand] = total[operand] + part if operand in total else part
+        part = cotangent * total[x]
+        if node in self.masked:
+            part = guard(cotangent, part)
+            self.masked.add(x)
+        self.accumulate(x, part)
 
     def _several(self, node: Node) -> None:
         given = self.items.get(node)

@@ -195,3 +195,52 @@ def test_vjp():
     (g,) = pullback((np.ones(3, np.float32), np.full(3, 5, np.float32)))
     np.testing.assert_allclose(g.numpy(), np.exp(x) + 10, rtol=1e-6)
     np.testing.assert_allclose(out[0].numpy(), np.exp(x), rtol=1e-6)
+
+
+ACTIVATIONS = {
+    "gelu": lambda x: eg.nn.gelu(x, "tanh"),
+    "gelu-erf": eg.nn.gelu,
+    "mish": eg.nn.mish,
+    "cubic": lambda x: eg.sin(x * x * x + x) * x,
+    "squares": lambda x: (x * x + 1.0) * (x * x + 1.0),
+    "of-itself": lambda x: eg.nn.gelu(eg.nn.gelu(x, "tanh") * 2.0, "tanh") + x,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_functions_of_one_value(name):
+    check(ACTIVATIONS[name], rand(3, 5))
+    check(lambda x, y: ACTIVATIONS[name](x + y) * y, rand(3, 5), rand(3, 5, seed=1))
+
+
+def slopes_used(function, *args):
+    """In how many ops the cotangent of the result meets something else."""
+    graph = trace_call(lambda ct, *xs: eg.vjp(function, *xs)[1](ct), args).graph
+    return sum(graph.inputs[0] in node.operands for node in graph.nodes())
+
+
+def test_a_function_of_one_value_has_one_slope():
+    x = rand(3, 5)
+    assert slopes_used(lambda x: eg.nn.gelu(x, "tanh"), x, x) == 1
+    assert slopes_used(lambda x, y: eg.tanh(x * y + x) * y, x, x, x) > 1  # of two values
+
+
+def test_a_slope_behind_a_mask_never_poisons():
+    x = np.array([-2.0, np.inf, 0.5, np.nan], np.float32)
+    visible = np.array([True, False, True, False])
+
+    def masked(v):
+        return eg.where(visible, eg.sin(v * v * v) * v + v, 0.0).sum()
+
+    (got,) = evaluate(trace_call(eg.grad(masked), (x,)).graph, [x], np.float64)
+    assert np.isfinite(got).all()
+    assert got[1] == got[3] == 0.0
+    v = x[::2].astype(np.float64)
+    np.testing.assert_allclose(got[::2], np.sin(v**3) + 3 * v**3 * np.cos(v**3) + 1, rtol=1e-5)
+
+
+def test_the_second_derivative_of_a_function_of_one_value():
+    x = rand(7)
+    second = eg.grad(lambda v: eg.grad(lambda u: (u * u * u * u).sum())(v).sum())
+    (got,) = evaluate(trace_call(second, (x,)).graph, [x], np.float64)
+    np.testing.assert_allclose(got, 12 * x.astype(np.float64) ** 2, rtol=1e-6)

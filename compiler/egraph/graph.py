@@ -372,7 +372,7 @@ def _bypass(p: Problem) -> None:
 
 def _condense(p: Problem) -> None:
     """Make an elementwise value with one e-node and one reader part of that reader: storing it
-    never pays, unless it is narrower."""
+    never pays, unless it is narrower or stands for several values that an anchor's results meet."""
     role, kids, snapshot = p.role, p.kids, p.snapshot
     single = [nodes[0] if len(nodes) == 1 else -1 for nodes in p.candidates]
     readers: dict[int, set[int]] = {}
@@ -392,7 +392,7 @@ def _condense(p: Problem) -> None:
             inner = single[x]
             if inner < 0 or role[inner] != EW or len(readers[x]) > 1 or x in roots:
                 continue
-            if p.itemsize[x] < p.itemsize[snapshot.cls[n]]:
+            if p.itemsize[x] < p.itemsize[snapshot.cls[n]] or _meets_anchor(p, x, n):
                 continue
             merged = tuple(
                 dict.fromkeys(z for k in kids[n] for z in (kids[inner] if k == x else (k,)))
@@ -408,3 +408,12 @@ def _condense(p: Problem) -> None:
                 readers[z].add(n)
             work.append(n)
             break
+
+
+def _meets_anchor(p: Problem, x: int, n: int) -> bool:
+    """Whether e-node n multiplies class x, which is computed from several values, with what an
+    anchor gives: a kernel before it may store x instead of these."""
+    several = any(len(p.kids[m]) > 1 for m in p.candidates[x])
+    if not several or getattr(p.snapshot.ops[n], "linear", False):
+        return False
+    return any(p.role[m] in ANCHORS for k in p.kids[n] if k != x for m in p.candidates[k])
