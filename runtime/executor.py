@@ -290,6 +290,8 @@ class Executable:
                     self._copy_results(places)
                     fetched = self._fetch(places, told)
                 self.device.recorded(self._ns)
+            if fetched:  # the host will wait for it, so it waits for no further calls
+                self.device.send()
         except wgpu.GPUError as error:
             raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
         self.device.counters.dispatches += self._dispatches
