@@ -6,7 +6,7 @@ Both sides read the same file and run in turn in one process: each round is a pr
 the same prompt on the other, then a block of greedy tokens each; the best round of each counts.
 `ratio` is our tokens a second over theirs. llama.cpp's threads spin while they wait for each other,
 so that two are slower than one on a busy machine: its rounds take 2 threads and 1 in turn. It comes
-through the package cyllama, which is optional (pip install cyllama); without it our side is timed
+through the package cyllama (or cyllama-vulkan), which is optional; without it our side is timed
 alone.
 """
 
@@ -169,12 +169,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _theirs(path: Path, args: argparse.Namespace) -> tuple[str | None, Theirs | None]:
-    try:
-        version = importlib.metadata.version("cyllama")
-    except importlib.metadata.PackageNotFoundError:
-        return None, None
-    side = Theirs(path, args.context, args.prompt + 1, args.gpu_layers)
-    return f"llama.cpp of cyllama {version}", side
+    for package in ("cyllama", "cyllama-vulkan"):  # the second has a backend for GPUs
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        side = Theirs(path, args.context, args.prompt + 1, args.gpu_layers)
+        return f"llama.cpp of {package} {version}", side
+    return None, None
 
 
 def _time(step: str, side: Side, best: Best, ids: Sequence[int], tokens: int) -> None:
