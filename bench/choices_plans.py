@@ -15,6 +15,7 @@ from typing import Any
 from choices_work import Workload
 
 from eggpu.compiler.codegen import lower
+from eggpu.compiler.codegen.attention import is_plain
 from eggpu.compiler.codegen.contract import Operand, vector_axis
 from eggpu.compiler.codegen.source import Job
 from eggpu.compiler.egraph import saturate_graph
@@ -171,7 +172,7 @@ def _product_tiles(group: Group, product: Node, target: Target) -> list[Tile]:
 def _attention_tiles(node: Node, target: Target) -> list[Tile]:
     q, k, v = (o.shape for o in node.operands[:3])
     heads = (math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1])
-    return attention_candidates(target, "forward", *heads, MOST_TILES)
+    return attention_candidates(target, "forward", *heads, MOST_TILES, plain=is_plain(node))
 
 
 def _described(tile: Tile) -> str:

@@ -183,8 +183,8 @@ def _await(gpu: Any, ticket: int) -> None:
         lib.wgpuDevicePoll(gpu._internal, True, ffi.NULL)
 
 
-def trusted_module(gpu: Any, code: str, label: str) -> Any:
-    """A shader module without bounds checks and loop bounds."""
+def trusted_module(gpu: Any, code: str, label: str, bounds: bool) -> Any:
+    """A shader module without limits on loops, and with bounds checks only if `bounds`."""
     text, name = code.encode(), label.encode()
     source = ffi.new("WGPUShaderSourceWGSL *")
     source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
@@ -194,7 +194,7 @@ def trusted_module(gpu: Any, code: str, label: str) -> Any:
     descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
     descriptor.label.data = name_data = ffi.new("char[]", name)
     descriptor.label.length = len(name)
-    module = libf.wgpuDeviceCreateShaderModuleTrusted(gpu._internal, descriptor, 0)
+    module = libf.wgpuDeviceCreateShaderModuleTrusted(gpu._internal, descriptor, bounds)
     del text_data, name_data  # held until here: the descriptor only points at them
     return _api.GPUShaderModule(label, module, gpu)
 

@@ -493,13 +493,14 @@ def test_profile_of_one_pass_a_kernel(device):
     assert all(1_000 < t < 1_000_000_000 for t in times)
 
 
-def test_trusted_modules_compile_and_compute(device, monkeypatch):
-    """Used on GPUs only; here the target is made to look like one."""
-    monkeypatch.setattr(device, "target", replace(device.target, kind="gpu"))
-    x = values(1234)
-    trusted = double(1234, trusted=True)
+@pytest.mark.parametrize(("kind", "n"), [("cpu", 1233), ("gpu", 1234)])
+def test_trusted_modules_compile_and_compute(device, monkeypatch, kind, n):
+    """Without bounds checks on GPUs only; here the target is made to look like one."""
+    monkeypatch.setattr(device, "target", replace(device.target, kind=kind))
+    x = values(n)
+    trusted = double(n, trusted=True)
     (out,) = Executable(trusted, device)([device.upload(x)])
-    np.testing.assert_array_equal(device.download(out, (1234,), "f32"), 2 * x)
+    np.testing.assert_array_equal(device.download(out, (n,), "f32"), 2 * x)
     broken = replace(trusted.kernels[0], wgsl="fn main( {")
     with pytest.raises(KernelError, match=r"kernel test .* does not compile"):
         Executable(replace(trusted, kernels=(broken,)), device)

@@ -455,6 +455,27 @@ MASKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "kwargs"),
+    [
+        ((2, 29, 130, 12, 32), {}), ((1, 16, 128, 4, 32), {}),
+        ((2, 37, 131, 8, 64), {"causal": True}),
+        ((1, 150, 129, 8, 32), {"causal": True, "offset": 3}),
+    ],
+)  # fmt: skip
+def test_attention_as_products_of_tiles(
+    device: wgpu.GPUDevice, shape: tuple[int, ...], kwargs: dict[str, object], scalar: bool,
+    rows: int,
+) -> None:  # fmt: skip
+    heads = Heads(*shape, scalar=scalar, **kwargs)  # pyright: ignore[reportArgumentType]
+    found = attention_candidates(LLVMPIPE, "forward", *shape, count=99, plain=True)
+    (tile,) = (t for t in found if t.values.get("TM") == rows)
+    assert tile.template == "attention_tile_cpu.wgsl.j2"
+    check_attention(device, heads, "forward", tile)
+
+
 @pytest.mark.parametrize("kwargs", MASKS, ids=lambda kwargs: "-".join(kwargs) or "plain")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("target", [LLVMPIPE, FLOOR], ids=["cpu", "gpu"])

@@ -99,6 +99,18 @@ def test_gradients_of_short_heads_own_two_rows_a_lane(step: Pass) -> None:
     assert best.values["R"] == 2
 
 
+def test_plain_attention_of_long_rows_is_products_of_tiles() -> None:
+    for lanes in (8, 16):
+        target = replace(LLVMPIPE, subgroup=lanes)
+        (best,) = attention_candidates(target, "forward", 8, 512, 512, 64, 64, 1, plain=True)
+        assert best.template == "attention_tile_cpu.wgsl.j2"
+        assert best.values["TM"] == 32
+        assert best.grid == (128, 1, 1)
+    for shape in ((512, 512, 64, 60), (512, 512, 30, 64), (512, 60, 64, 64)):
+        tiles = attention_candidates(LLVMPIPE, "forward", 8, *shape, count=99, plain=True)
+        assert {tile.template for tile in tiles} == {"attention_cpu.wgsl.j2"}
+
+
 @given(
     st.integers(1, 100), st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 256),
     st.integers(1, 256), st.sampled_from([LLVMPIPE, FLOOR, NVIDIA]),

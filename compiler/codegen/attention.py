@@ -15,7 +15,7 @@ from ..ops.fused import Attention, AttentionBackward, AttentionBias, Get
 from ..schedule.kernel import KernelSource
 from ..schedule.space import Analysis
 from ..schedule.tile import Tile
-from ..schedule.tile_attention import Pass, attention_candidates
+from ..schedule.tile_attention import Pass, attention_candidates, rows_of
 from .contract import Operand, load_cost, load_function, store_function, stores_fours, write_tile
 from .decode import lower_decode
 from .emitter import Emitter, Value
@@ -53,6 +53,14 @@ def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
         if mine:
             kernels.append(_Attention(job.part(mine), analysis, node, step).kernel())
     return kernels
+
+
+def is_plain(node: Node) -> bool:
+    """Whether scores are products without masks, biases, windows and caps, and every query of
+    attention has a key."""
+    op = _attributes(node)
+    more = op.extras or op.window or op.softcap
+    return not more and (not op.causal or op.offset >= 0)
 
 
 def _attributes(node: Node) -> Attention | AttentionBackward | AttentionBias:
@@ -127,13 +135,14 @@ class _Attention:
             return ()
         bh, tq, tk, d, dv = self.heads
         rows, columns = (tk, tq) if self.step == "kv" else (tq, tk)
-        lanes, each = (tile.values[name] for name in ("L", "QR" if self.step == "forward" else "R"))
+        lanes = tile.values["L"]
         assert isinstance(lanes, int)
-        assert isinstance(each, int)
-        tiles = -(-rows // (lanes * each))
+        tiles = -(-rows // rows_of(tile))
         loads = bh * tiles * -(-columns // lanes) * (d + dv) // 4
         if tiles == 1 or loads < _WORTH_A_COPY:
             return ()
+        if "TM" in tile.values:
+            return ("q", "k", "v")
         return ("q", "do") if self.step == "kv" else ("k", "v")
 
     def _places(self, name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -152,7 +161,8 @@ class _Attention:
         hint = self.job.hints.get(f"tile_{self.step}")
         if isinstance(hint, Tile):
             return hint
-        found = attention_candidates(self.job.target, self.step, *self.heads, kept=self.kept)
+        target, step, plain = self.job.target, self.step, is_plain(self.node)
+        found = attention_candidates(target, step, *self.heads, kept=self.kept, plain=plain)
         if not found:
             raise CompileError(
                 f"illegal kernel: no template of {self.job.target.name} holds {self.node!r}"

@@ -472,6 +472,6 @@ class _RowKernel:
         grid = fold(g.workgroups, job.target.max_groups)
         trees = [tree[:3] for tree in self.trees.values()]
         values = {"tiles": g.workgroups, "width": grid[0], "L": g.lanes, "T": g.T, "trees": trees}
-        values["body"] = self.em.text
+        values |= {"body": self.em.text, "surplus": grid[0] * grid[1] > g.workgroups}
         template, features = "rows_cpu.wgsl.j2", ("subgroup",) if g.T > 1 else ()
         return finish(job, self.em, template, values, grid, (g.lanes, 1, 1), features=features)

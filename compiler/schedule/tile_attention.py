@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple
 
 from .target import Target
 from .tile import BUSY_THREADS, Tile, Value, fold, processors, workgroup_budget
+from .tile_attention_products import product_tiles
 from .tile_attention_rows import gradient_rows
+from .tile_rows import has_subgroups
 
 Pass = Literal["forward", "q", "kv", "bias"]
 
@@ -35,11 +37,13 @@ def attention_candidates(
     dv: int,
     count: int = 3,
     kept: int = 1,
+    plain: bool = False,
 ) -> list[Tile]:
     """The `count` best tilings of one pass over `bh` heads of `tq` queries and `tk` keys.
 
     "forward" gives o and the log-sum-exp, "q" the gradient of q, "kv" those of k and v, "bias" that
-    of `kept` biases which the heads share.
+    of `kept` biases which the heads share. `plain` scores are products, without masks, biases,
+    windows and caps, and every query has a key.
     """
     if min(bh, tq, tk, d, dv) < 1:
         raise ValueError(
@@ -56,7 +60,18 @@ def attention_candidates(
         else:
             tiles += gradient_rows(target, step, bh, tq, tk, d, dv)
     tiles.sort(key=lambda tile: (-tile.efficiency, tile.params))
+    if plain and step == "forward" and target.kind == "cpu" and has_subgroups(target):
+        products = list(product_tiles(target, bh, tq, tk, d, dv))
+        tiles = sorted(products, key=lambda tile: -tile.efficiency) + tiles
     return tiles[:count]
+
+
+def rows_of(tile: Tile) -> int:
+    """The rows that a workgroup of llvmpipe has."""
+    v = tile.values
+    rows = v["TM"] if "TM" in v else v["L"] * (v["QR"] if "QR" in v else v["R"])  # type: ignore[operator]
+    assert isinstance(rows, int)
+    return rows
 
 
 def _flops(step: Pass, columns: int, rows: int, d: int, dv: int) -> int:
