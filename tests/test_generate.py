@@ -43,8 +43,12 @@ def by_prefill(model, prompt, count):
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("window", [0, 5])
-def test_decode_equals_prefill_at_every_position(window):
+@pytest.mark.parametrize(
+    ("window", "kernel"),
+    [(0, ""), (5, ""), (0, "attention_online"), (5, "attention_phases"), (5, "attention_split")],
+)
+def test_decode_equals_prefill_at_every_position(window, kernel):
+    """With the kernel of attention that costs least, and with each other."""
     model = tiny_llama(window=window)
     want = full_logits(model, [PROMPT])[0]
     step = eg.compile(
@@ -52,6 +56,7 @@ def test_decode_equals_prefill_at_every_position(window):
             *m.step(tokens, cache, place)
         ),
         donate=("cache",),
+        force=(kernel,) if kernel else (),
     )
     from eggpu.models.cache import Place, empty
 
@@ -61,6 +66,7 @@ def test_decode_equals_prefill_at_every_position(window):
         logits, cache = step(model, cache, array(np.array([[token]], np.int32)), place)
         np.testing.assert_allclose(logits.numpy()[0, 0], want[k], atol=2e-5)
     assert step.recompilations == []
+    assert sum(k.name.startswith(kernel or "attention_") for k in step.plan.kernels) == 2
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 4), (1, 16), (1, 4, 16, 64)])
