@@ -74,30 +74,10 @@ class _Enumeration:
         self.storable += [r for r in dict.fromkeys(roots) if r not in known and not _is_leaf(p, r)]
 
     def run(self, outputs: int) -> list[Option]:
-        below = {c: self._cone(c) for c in self.storable}
         for count in range(1, outputs + 1):
             for outs in combinations(self.storable, count):
-                if (
-                    all(any(self._near(below, a, b) for b in outs if b != a) for a in outs)
-                    or count == 1
-                ):
-                    self._kernels(outs)
+                self._kernels(outs)
         return [Option(outs, operands, cost) for (outs, operands), cost in self.best.items()]
-
-    def _near(self, below: dict[int, set[int]], a: int, b: int) -> bool:
-        """Two outputs that share nothing gain nothing but a launch, which the third output of both
-        would gain as well."""
-        shared = below[a] & below[b]
-        return a in below[b] or b in below[a] or any(self.p.numel[c] > 1 for c in shared)
-
-    def _cone(self, c: int) -> set[int]:
-        seen, stack = {c}, [c]
-        while stack:
-            for n in self.p.candidates[stack.pop()]:
-                new = [k for k in self.p.kids[n] if k not in seen]
-                seen.update(new)
-                stack.extend(new)
-        return seen
 
     def _kernels(self, outs: tuple[int, ...]) -> None:
         for _ in self._expand(outs, outs, frozenset()):

@@ -110,7 +110,7 @@ def _effort(rounds: int, classes: int) -> list[Effort]:
     if rounds < 2:
         return [Effort(rounds, kicks=())]
     if classes >= SMALL:
-        return [Effort(rounds, kicks[:3], hope=0.5)]
+        return [Effort(rounds, kicks[:3], again=False, hope=0.5)]
     tiny = classes < TINY
     return [
         Effort(rounds, kicks, steepest=tiny, slack=0.5 if tiny else 0.01),

@@ -61,7 +61,7 @@ class Forced:
         d = self.search.draft
         k = d.kern[self.chosen.selection.classes[group.outputs[0]]]
         pricer = _Rated(d.p, self.target, busy, launches, staged)
-        priced = pricer.price(d.kernels[k].outs, d.choice, d.kern)
+        priced = pricer.price(d.kernels[k].outs, d.choice, d.kern, d.own.get(k, ()))
         assert priced is not None
         return self.chosen.predicted_ns + priced.cost - d.kernels[k].cost
 

@@ -76,12 +76,16 @@ class Legality:
         self._transposed: dict[tuple[int, int], int] = {}
 
     def walk(
-        self, outs: Sequence[int], choice: Sequence[int], kern: Sequence[int]
+        self,
+        outs: Sequence[int],
+        choice: Sequence[int],
+        kern: Sequence[int],
+        own: Sequence[int] = (),
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """(classes computed, operands) of the kernel that stores `outs`, operands first.
 
-        `kern[c] >= 0` says that c is stored: an operand, unless it is one of outs. None when the
-        kernel would be cyclic or too large.
+        `kern[c] >= 0` says that c is stored: an operand, unless it is one of outs or of those that
+        the kernel computes on its `own`. None when the kernel would be cyclic or too large.
         """
         p, room = self.p, self.max_bindings - len(outs)
         role, kids, size = p.role, p.kids, p.size
@@ -96,7 +100,7 @@ class Legality:
             if now is None:
                 n = choice[c]
                 r = role[n]
-                if r == LEAF or (kern[c] >= 0 and r != CONST and c not in outs):
+                if r == LEAF or (kern[c] >= 0 and r != CONST and c not in outs and c not in own):
                     operands.append(c)
                     done[c] = True
                     stack.pop()

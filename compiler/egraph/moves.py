@@ -9,7 +9,10 @@ twin        two kernels with as many elements become one
 flip        another e-node
 put         a kernel nearby stores it: one that computes or reads it, or makes or reads its operands
 store       a kernel of its own stores it
-stage       a reduction and what is reduced, where it is used again, get a kernel of their own
+stage       a reduction and what is reduced, or is an operand of that, where it is used again, get a
+            kernel of their own
+again       a kernel that reads it computes it instead, though it stays stored; perhaps it stores it
+            too, and the kernel that did goes on computing it
 split       its kernel falls apart: every output and anchor gets a kernel of its own
 """
 
@@ -23,7 +26,18 @@ from .legal import MOST_OUTPUTS
 from .plan import NEW, Draft, Move
 
 MoveKind = Literal[
-    "tuple", "adopt", "inline", "merge", "sibling", "twin", "flip", "put", "store", "stage", "split"
+    "tuple",
+    "adopt",
+    "inline",
+    "merge",
+    "sibling",
+    "twin",
+    "flip",
+    "put",
+    "store",
+    "stage",
+    "again",
+    "split",
 ]
 Key = tuple[object, ...]
 COMPUTED = frozenset((EW, RED, CONTRACT))
@@ -85,6 +99,8 @@ class Moves:
                 return iter(self._stage(c))
             case "split":
                 return iter(self._split(c))
+            case "again":
+                return iter(self._again(c))
 
     def is_live(self, c: int) -> bool:
         return self.draft.kern[c] >= 0 or bool(self.draft.inside[c])
@@ -176,8 +192,57 @@ class Moves:
         (x,) = p.kids[n] or (-1,)
         if x < 0 or d.kern[x] >= 0 or p.role[d.choice[x]] not in (EW, MOVE):
             return []
-        again = any(u != c and self.is_live(u) and d.choice[u] == m for u, m in self.users[x])
-        return [((), Move(together=(c, x)))] if again else []
+        below = [y for y in p.kids[d.choice[x]] if d.kern[y] < 0 and p.role[d.choice[y]] == EW]
+        return [
+            ((i,), Move(together=(c, y)))
+            for i, y in enumerate((x, *dict.fromkeys(below)))
+            if self._is_used_again(y, c if y == x else x)
+        ]
+
+    def _is_used_again(self, x: int, by: int) -> bool:
+        d = self.draft
+        return any(u != by and self.is_live(u) and d.choice[u] == m for u, m in self.users[x])
+
+    def _again(self, c: int) -> list[tuple[Key, Move]]:
+        d, p, k = self.draft, self.p, self.draft.kern[c]
+        if k < 0 or p.role[d.choice[c]] not in (EW, RED, MOVE):
+            return []
+        readers = sorted(d.readers[c])
+        moves: list[tuple[Key, Move]] = [
+            ((0, *self.kernel_key(q)), Move(own=((c, q),))) for q in readers
+        ]
+        kernel = d.kernels[k]
+        if len(kernel.outs) < 2:
+            return moves
+        near = {q for o in kernel.outs for q in d.readers[o]}
+        for o in kernel.operands:
+            if len(d.readers[o]) <= CROWD:
+                near |= d.readers[o]
+        below = self._reductions_below(c, k)
+        room = len(kernel.outs) + len(below) <= MOST_OUTPUTS + 1
+        for q in sorted(near - {k}):
+            if len(d.kernels[q].outs) < MOST_OUTPUTS and self._can_store(c, q):
+                key, put = self.kernel_key(q), ((c, q),)
+                moves.append(((1, *key), Move(put=put, own=((c, k),))))
+                if below and room:
+                    more = tuple((x, k) for x in below)
+                    moves.append(((2, *key), Move(put=put + more, own=((c, k),))))
+        return moves
+
+    def _reductions_below(self, c: int, k: int) -> list[int]:
+        """The nearest reductions that kernel k computes a class from and does not store."""
+        d, p = self.draft, self.p
+        found, stack, seen = list[int](), [c], {c}
+        while stack:
+            for x in p.kids[d.choice[stack.pop()]]:
+                if x in seen or d.kern[x] >= 0 or k not in d.inside[x]:
+                    continue
+                seen.add(x)
+                if p.role[d.choice[x]] == RED:
+                    found.append(x)
+                else:
+                    stack.append(x)
+        return found
 
     def _split(self, c: int) -> list[tuple[Key, Move]]:
         d, k = self.draft, self.draft.kern[c]

@@ -2,9 +2,10 @@
 transactions.
 
 `choice[c]` is the e-node of class c, `kern[c]` the kernel that stores it or -1. A live class that
-no kernel stores is computed inside every kernel that reaches it. Each operand of a kernel is a leaf
-or stored, each output is a root or read by another kernel, and the graph of kernels is acyclic: the
-cost of the draft is the sum of its kernels' prices.
+no kernel stores is computed inside every kernel that reaches it; one that is stored is read by the
+others, but for kernels k with it in `own[k]`, which compute it again. Each operand of a kernel is a
+leaf or stored, each output is a root or read by another kernel, and the graph of kernels is
+acyclic: the cost of the draft is the sum of its kernels' prices.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ NEW = -1  # a kernel of its own, in Move.put
 
 class Move(NamedTuple):
     """A change to try: other e-nodes, classes no longer stored, classes stored by a kernel, classes
-    stored by a new kernel together, kernels made one."""
+    stored by a new kernel together, kernels made one, classes that a kernel computes on its own."""
 
     flips: tuple[tuple[int, int], ...] = ()
     drop: tuple[int, ...] = ()
     put: tuple[tuple[int, int], ...] = ()
     together: tuple[int, ...] = ()
     merge: tuple[int, int] | None = None
+    own: tuple[tuple[int, int], ...] = ()
 
 
 class Mark(NamedTuple):
@@ -48,6 +50,7 @@ class Draft:
         self.p, self.pricer, self.choice = p, pricer, list(choice)
         self.kern = [-1] * p.classes
         self.kernels: dict[int, Priced] = {}
+        self.own: dict[int, tuple[int, ...]] = {}  # of kernels, what they compute though stored
         # the kernels that compute a class, and those that read it
         self.inside: list[set[int]] = [set() for _ in range(p.classes)]
         self.readers: list[set[int]] = [set() for _ in range(p.classes)]
@@ -68,7 +71,7 @@ class Draft:
         """Price all kernels anew, by a pricer of the same problem with other rates."""
         self.pricer, self.cost = pricer, 0.0
         for k, old in self.kernels.items():
-            priced = pricer.price(old.outs, self.choice, self.kern)
+            priced = pricer.price(old.outs, self.choice, self.kern, self.own.get(k, ()))
             if priced is None:
                 raise IRError("other rates make a kernel illegal")
             self.kernels[k] = priced
@@ -102,6 +105,11 @@ class Draft:
     def place(self, c: int, k: int) -> None:
         self.log.append(("place", c, self.kern[c]))
         self.kern[c] = k
+
+    def owns(self, k: int, classes: Iterable[int]) -> None:
+        """Let kernel k compute classes that other kernels store."""
+        self.log.append(("own", k, self.own.get(k, ())))
+        self.own[k] = tuple(sorted({*self.own.get(k, ()), *classes}))
 
     def link(self, k: int, priced: Priced) -> None:
         self.log.append(("link", k, None))
@@ -161,6 +169,8 @@ class Draft:
                 self._link(a, b)
             elif what == "choose":
                 self.choice[a] = b
+            elif what == "own":
+                self.own[a] = b
             elif what == "roots":
                 self.must, self.chain = a, b
             elif b is None:
@@ -224,7 +234,7 @@ class Draft:
 
         p, total = self.p, 0.0
         for k, priced in self.kernels.items():
-            again = self.pricer.price(priced.outs, self.choice, self.kern)
+            again = self.pricer.price(priced.outs, self.choice, self.kern, self.own.get(k, ()))
             need(again == priced, f"the price of kernel {k} is stale")
             total += priced.cost
             for o in priced.operands:

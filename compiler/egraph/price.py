@@ -116,7 +116,7 @@ class Pricer:
         self.legality = Legality(p, target)
         self._known: dict[tuple[tuple[int, ...], ...], Priced | None] = {}
         self._alike = _Alike(p)
-        self._seen: dict[tuple[int, ...], list[_Walk]] = {}
+        self._seen: dict[tuple[Any, ...], list[_Walk]] = {}
         self._anchors: dict[Anchor, AnchorCost | None] = {}
 
     def forget(self) -> None:
@@ -124,14 +124,19 @@ class Pricer:
         self._seen.clear()
 
     def price(
-        self, outs: Sequence[int], choice: Sequence[int], kern: Sequence[int]
+        self,
+        outs: Sequence[int],
+        choice: Sequence[int],
+        kern: Sequence[int],
+        own: tuple[int, ...] = (),
     ) -> Priced | None:
-        """The kernel that stores classes `outs`; None when no template can do it."""
+        """The kernel that stores classes `outs` and computes those of its `own` that others store;
+        None when no template can do it."""
         self.calls += 1
         if len(outs) > MOST_OUTPUTS:
             return None
         outs = tuple(outs)
-        seen = self._seen.setdefault(outs, [])
+        seen = self._seen.setdefault((outs, own) if own else outs, [])
         for priced, chosen_of, chosen, inside_of, stored_of in seen:
             if (
                 (stored_of is None or min(stored_of(kern)) >= 0)
@@ -139,11 +144,11 @@ class Pricer:
                 and chosen_of(choice) == chosen
             ):
                 return priced
-        walked = self.legality.walk(outs, choice, kern)
+        walked = self.legality.walk(outs, choice, kern, own)
         if walked is None:
             return None
         classes, operands = walked
-        inside = [c for c in classes if c not in outs]
+        inside = [c for c in classes if c not in outs and c not in own]
         stored = [c for c in operands if self.p.role[choice[c]] != LEAF]
         priced = self._shaped(outs, classes, operands, choice)
         seen.insert(0, _walk([choice[c] for c in classes], classes, inside, stored, priced))

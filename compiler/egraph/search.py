@@ -30,6 +30,7 @@ SWEEPS: tuple[MoveKind, ...] = (
     "store",
     "stage",
     "twin",
+    "again",
 )
 CROWD = 8  # kernels that compute a value
 LOCAL: tuple[MoveKind, ...] = ("merge", "sibling", "put", "inline", "adopt")
@@ -45,6 +46,7 @@ class Effort:
     accepted: int = 6  # moves in a row around one class
     descent: int = 40  # accepted moves after a kick
     wide: bool = True  # values are put into kernels that read what they are computed from
+    again: bool = True  # what one kernel stores is computed in another as well
     steepest: bool = False  # the best of all moves after a kick, not the best around one class
     patience: int = 60  # kicks in a row that gain nothing, after which a sweep ends
     slack: float = 0.01  # of the program's cost, what a kick may lose at first
@@ -75,7 +77,8 @@ class Search:
         self.done: dict[tuple[MoveKind, bool, int], int] = {}
         self.missed: dict[tuple[MoveKind, int, Key], tuple[float, int]] = {}
         self.kicked: dict[tuple[MoveKind, int, Key], int] = {}
-        self.sweeps = [kind for kind in SWEEPS if effort.wide or kind != "stage"]
+        off = {kind for kind, on in (("stage", effort.wide), ("again", effort.again)) if not on}
+        self.sweeps = [kind for kind in SWEEPS if kind not in off]
         self.failed = 0  # kicks in a row that gained nothing
         launch = draft.pricer.target.profile.launch
         self.slack = max(

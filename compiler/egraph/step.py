@@ -90,6 +90,9 @@ class Step:
                 self.store(c, -1)
         for c in move.drop:
             self.store(c, -1)
+        for c, k in move.own:
+            d.owns(k, (c,))
+            self.touch(k)
         for c, k in move.put:
             self.store(c, d.new_kernel() if k == NEW else k)
         if move.together:
@@ -164,6 +167,8 @@ class Step:
 
     def _merge(self, into: int, other: int) -> None:
         d, both = self.draft, {into, other}
+        if other in d.own:
+            d.owns(into, d.own[other])
         for k in (into, other):
             for c in list(d.kernels[k].outs):
                 if d.readers[c] and c not in d.must and d.readers[c] <= both:
@@ -213,7 +218,8 @@ class Step:
         d = self.draft
         new: dict[int, Priced | None] = {}
         for k in batch:
-            new[k] = d.pricer.price(self.outs[k], d.choice, d.kern) if self.outs[k] else None
+            own = d.own.get(k, ())
+            new[k] = d.pricer.price(self.outs[k], d.choice, d.kern, own) if self.outs[k] else None
             if new[k] is None and self.outs[k]:
                 d.refused = [d.choice[c] for c in self.outs[k]]
                 return None
