@@ -7,6 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from ..compiler.schedule.images import TEXELS
 from ..compiler.schedule.plan import Kernel, Plan
@@ -18,7 +19,7 @@ _SIZES = {"f16": 2, "f32": 4, "i32": 4, "u32": 4, "bool": 4, "f64": 8, "i64": 8,
 _WORKGROUP = re.compile(r"var<workgroup>\s+\w+\s*:\s*([^;]+);")
 _CONST = re.compile(r"^\s*const\s+(\w+)\s*(?::\s*\w+)?\s*=\s*([^;]+);", re.MULTILINE)
 _LITERAL = re.compile(r"\b(\d+)[ui]\b")
-_ELEMENT = re.compile(r"(\w+\s*\(|,)\s*&\s*\w+\s*[\[.]")
+_ELEMENT = re.compile(r"(\b\w+\s*\(|,)\s*&\s*\w+\s*[\[.]")
 _POINTER_BUILTIN = re.compile(r"(atomic\w+|arrayLength|workgroupUniformLoad)\s*\(")
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -130,20 +131,25 @@ def _check_range(
 
 
 def _check_source(kernel: Kernel, target: Target) -> None:
-    used = workgroup_bytes(kernel.wgsl)
+    used, pointer, depth = _facts(kernel.wgsl)
     if used is not None and used > target.max_workgroup_bytes:
         raise _refuse(  # not checked by wgpu: NVIDIA's driver hangs
             kernel,
             f"at most {target.max_workgroup_bytes} bytes of workgroup memory on {target.name}",
             f"{used} bytes",
         )
-    pointer = element_pointer(kernel.wgsl)
     if pointer is not None:
         raise _refuse(  # naga panics
             kernel, "whole variables where pointers are passed to functions", f"`{pointer}`"
         )
-    if nesting(kernel.wgsl) > MAX_NESTING:
-        raise _refuse(kernel, f"at most {MAX_NESTING} nested brackets", str(nesting(kernel.wgsl)))
+    if depth > MAX_NESTING:
+        raise _refuse(kernel, f"at most {MAX_NESTING} nested brackets", str(depth))
+
+
+@lru_cache(maxsize=256)  # layers share texts
+def _facts(wgsl: str) -> tuple[int | None, str | None, int]:
+    """What `_check_source` asks of a text."""
+    return workgroup_bytes(wgsl), element_pointer(wgsl), nesting(wgsl)
 
 
 def nesting(wgsl: str) -> int:
