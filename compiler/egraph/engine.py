@@ -8,11 +8,29 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import CompileError
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded(MetaPathFinder, Loader):
+    """Whoever imports egglog later gets the module that is loaded: 14 panics when loaded twice."""
+
+    module: ModuleType
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self) if name == "egglog.bindings" else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run."""
 
 
 def _bindings() -> Any:
@@ -27,7 +45,8 @@ def _bindings() -> Any:
             if spec is not None and spec.loader is not None:
                 module = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(module)
-                sys.modules.pop("egglog.bindings", None)  # whoever imports egglog gets all of it
+                sys.modules.pop("egglog.bindings", None)
+                sys.meta_path.insert(0, _Loaded(module))
                 return module
     from egglog import bindings
 
