@@ -167,6 +167,12 @@ REFUSED = {
         for extra in ("mask", "both")
         for kind in ("", "-nan")
     },
+    "choice-then-bias": {"f": -100.0},
+    "choose-equal": {"d": 1.0},
+    "choose-equal-other": {"c": 0.0},
+    "choose-unequal": {"d": 1.0},
+    "choose-unequal-other": {"c": 0.0},
+    "softmax-hidden-twice": {"f": -100.0},
     "weights-unseen-nan": {"o": 0.0},
     "weights-unseen-mean": {"o": 0.0},
     # hidden scores that count
@@ -181,6 +187,7 @@ REFUSED = {
     **{f"weights-window-bias{kind}": {"p": 0.0} for kind in ("", "-nan")},
     "hidden-gradient-div": {"d": 0.0},
     "capped-gradient-hidden": {"f": -100.0},
+    "capped-gradient-hidden-bias": {"f": -100.0},
     "capped-gradient-hidden-both": {"f": -100.0},
     "hidden-gradient-both": {"f": -100.0},
     # a bias that is repeated along queries; one that is not repeated before them
@@ -195,8 +202,8 @@ REFUSED = {
     # numbers that do not make up the scale
     "scores-gradient-softcap": {"r": 0.25},
     "scores-gradient-guarded": {"r": 0.25},
-    **{f"attention-{name}-scaled": {"m": 2.0} for name in ("dq", "dk", "dkt")},
-    **{f"attention-{name}": {"e": 2.0} for name in ("dq", "dk", "dkt")},
+    **{f"attention-{name}-scaled": {"m": 2.0} for name in ("dq", "dqt", "dk", "dkt")},
+    **{f"attention-{name}": {"e": 2.0} for name in ("dq", "dqt", "dk", "dkt")},
     "drop-div-guard": {"c": 0.0},
     "scores-gradient-div": {"m": 0.0},
 }
@@ -331,5 +338,10 @@ def test_relaxed_rules_are_those_that_change_results():
     assert {r.base for r in all_rules() if r.relaxed} == {
         "div-to-mul",
         "softmax-unshifted",
-        "weights-bias",
+        *(
+            f"weights-{place}-{extra}-mean"
+            for place in ("causal", "window")
+            for extra in ("bias", "both")
+        ),
+        "weights-both-mean",
     }

@@ -25,6 +25,15 @@ SCORES = (
 )  # fmt: skip
 
 _S, _K = "(Scores q kt c u)", "(Transpose kt t)"
+# What is added to scores in several steps is one bias; so is a mask below it.
+ADDED = (
+    _rule("scores-add-add",  f"(Add* (Add* {_S} x) y)",        f"(Add {_S} (Add x y))"),
+    _rule("mask-then-bias",  f"(Add* (Select m {_S} -inf) x)",
+          f"(Select m (Add {_S} x) (const -inf x))"),
+    _rule("choice-then-bias", f"(Add* (Select m {_S} #f) x)",
+          f"(Add {_S} (Add (Select m (const 0.0 x) (const f x)) x))", "(<= f -1e9)",
+          "(< -1e300 f)"),
+)  # fmt: skip
 _LAST = ("(= n (vec-length (shape root)))", "(= a (vec-of (- n 1)))", "(= t (swap-perm n))")
 _HIDDEN = "(<= f -1e9)"  # exp of it, less any sensible maximum, is 0
 _OFFSET = "(= i (to-i64 o))"
@@ -269,6 +278,10 @@ def _extra_sample(name: str) -> dict[str, object]:
 
 SAMPLES = {
     **{r.name: _QK for r in SCORES},
+    **{
+        r.name: {**_QK, "x": "f32[2, 4, 4]", "y": "f32[2, 4, 4]", "m": "bool[2, 4, 4]", "f": -1e9}
+        for r in ADDED
+    },
     "weights weights-safe": {**_QK, "kt": "f32[2, 3, 5]"},
     "weights-causal weights-causal-safe": _FILL,
     "weights-causal-rows": _ROWS,
@@ -299,4 +312,4 @@ SAMPLES = {
     **{r.name: _few_sample(r.name) for r in FEW},
     **{r.name: _GROUP for r in GROUPS},
 }
-RULES = with_samples((*SCORES, *WEIGHTS, *FEW, *KERNELS, *DECODE, *GROUPS), SAMPLES)
+RULES = with_samples((*SCORES, *ADDED, *WEIGHTS, *FEW, *KERNELS, *DECODE, *GROUPS), SAMPLES)

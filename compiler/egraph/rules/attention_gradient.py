@@ -55,7 +55,14 @@ _WEIGHTS_X = "(= p (WeightsX q k x c h i w u y z))"
 _WEIGHTS_XY = "(= p (WeightsXY q k x o c h i w u y z))"
 # NaN and the mean are in the probabilities of hidden scores, and not in the scores' gradient.
 _HIDDEN = f"(Select m {_GRADIENT} 0.0)"
-_HIDING = ("(= p (Softmax (Select m s #f) a))", "(<= f -1e9)", '(!= z "zero")')
+
+
+def _hiding(scores: str) -> tuple[str, ...]:
+    """The mask m hides all that is hidden."""
+    return (f"(= p (Softmax (Select m {scores} #f) a))", "(<= f -1e9)", '(!= z "zero")')
+
+
+_S = "(Scores q kt c u)"
 _SAFE, _ALL = '(= z "zero")', (_WEIGHTS_X, '(= y "bias")', '(= z "nan")', "(= h 0)")
 _CAPPED = "(CappedGrad b q k p do e c u)"
 _SLOPE = f"(Mul* {_CAPPED} (Sub 1.0 (Mul g g)))"
@@ -69,8 +76,11 @@ KERNELS = (
     _rule("capped-gradient-extra",       _GRADIENT, _EXTRA, _WEIGHTS_X, _SAFE, *_V),
     _rule("capped-gradient-both",        _GRADIENT, _BOTH,  _WEIGHTS_XY, _SAFE, *_V),
     _rule("capped-gradient-bias",        _GRADIENT, _EXTRA, *_ALL, *_V),
-    _rule("capped-gradient-hidden",      _HIDDEN,   _EXTRA, _WEIGHTS_X, *_HIDING, *_V),
-    _rule("capped-gradient-hidden-both", _HIDDEN,   _BOTH,  _WEIGHTS_XY, *_HIDING, *_V),
+    _rule("capped-gradient-hidden",      _HIDDEN,   _EXTRA, _WEIGHTS_X, *_hiding(_S), *_V),
+    _rule("capped-gradient-hidden-bias", _HIDDEN,   _EXTRA, _WEIGHTS_X,
+          *_hiding(f"(Add* {_S} x)"), *_V),
+    _rule("capped-gradient-hidden-both", _HIDDEN,   _BOTH,  _WEIGHTS_XY,
+          *_hiding(f"(Add* {_S} o)"), *_V),
     # a soft cap puts 1 - tanh^2 before the scale
     _rule("scores-gradient",             "(CappedGrad b q k p do e c 0.0)", _SG),
     _rule("scores-gradient-softcap",     _SLOPE, _SG, *_CAP),
@@ -122,6 +132,8 @@ def _results(name: str, product: str, result: str, *when: str) -> tuple[Rule, ..
 
 RESULTS = (
     *_results("attention-dq",  f"(Dot {_SG} k)",               "(Get b 0)"),
+    *_results("attention-dqt", f"(Dot (Transpose k t) (Transpose {_SG} t))",
+              "(Transpose (Get b 0) t)", *_T),
     *_results("attention-dk",  f"(Dot (Transpose {_SG} t) q)", "(Get b 1)", *_T),
     *_results("attention-dkt", f"(Dot (Transpose q t) {_SG})", "(Transpose (Get b 1) t)", *_T),
     _rule("attention-dv",      "(Dot (Transpose p t) do)",     "(Get b 2)", *_T, f"(= g {_SG})"),
@@ -151,16 +163,14 @@ _BIASED_BOTH = {"x": "bool[2, 4, 4]", "o": "f32[2, 4, 4]", "y": "both", **_LSE,
 _NAN = {"h": 0, "y": "bias", "z": "nan"}
 # a mask that hides all keys of some queries
 _SOME = {**_O, "j": (2, 4, 4), "m": "(Not (Causal j 1.0))", "h": 0, "e": 2.0, "f": -math.inf}
-_M = {**_SOME, "s": "(Scores q kt c u)", "x": "(Not (Causal j 1.0))", "y": "mask", "z": "nan",
+_M = {**_SOME, "x": "(Not (Causal j 1.0))", "y": "mask", "z": "nan",
       "p": "(WeightsX q k m c h i w u y z)"}  # fmt: skip
 _BM = {**_SOME, "x": "f32[2, 4, 4]", "m": "(Causal j -1.0)", "h": 1, "i": -1, "y": "bias",
-       "z": "nan", "s": "(Add (Scores q kt c u) x)",
-       "p": "(WeightsX q k x c h i w u y z)"}  # fmt: skip
+       "z": "nan", "p": "(WeightsX q k x c h i w u y z)"}  # fmt: skip
 _MB = {"o": "f32[2, 4, 4]", "y": "both"}
 _P_BOTH = {"p": "(WeightsXY q k x o c h i w u y z)"}
 _XY = {**_O, **_MB, "x": "bool[2, 4, 4]", "z": "zero", "e": 2.0, **_P_BOTH}
-_HXY = {**_SOME, **_MB, "x": "(Not (Causal j 1.0))", "z": "nan", "s": "(Add (Scores q kt c u) o)",
-        **_P_BOTH}  # fmt: skip
+_HXY = {**_SOME, **_MB, "x": "(Not (Causal j 1.0))", "z": "nan", **_P_BOTH}  # fmt: skip
 _SUMMED = {"q": "f32[2, 3, 4, 3]", "k": "f32[2, 3, 4, 3]", "v": "f32[2, 3, 4, 5]",
            "do": "f32[2, 3, 4, 5]", "x": "f32[2, 3, 4, 4]", "l": "f32[2, 3, 4, 1]",
            "d": "f32[2, 3, 4, 1]", "c": 0.5, "h": 1, "i": 0, "w": 0, "u": 0.0, "y": "bias",
@@ -181,6 +191,7 @@ SAMPLES = {
     "capped-gradient-both": _XY,
     "capped-gradient-bias": {**_B, **_NAN},
     "capped-gradient-hidden": _M,
+    "capped-gradient-hidden-bias": _BM,
     "capped-gradient-hidden-both": _HXY,
     "scores-gradient": _KERNEL,
     "scores-gradient-softcap scores-gradient-guarded": {**_KERNEL, "u": 4.0, "r": 0.125},

@@ -19,6 +19,9 @@ LAYOUTS = (
           "(!= c 0.0)"),
     _rule("dot-div-right",  "(Dot a (Div b #c))",       "(Div (Dot a b) (const c root))",
           "(!= c 0.0)"),
+    _rule("dot-div-rows",       "(Div (Dot e v) (Broadcast z s))",
+          "(Dot (Div e (Broadcast z r)) v)", "(= r (shape e))", "(= z (Sum e a))",
+          "(= n (vec-length s))", "(= a (vec-of (- n 1)))", "(= e (Exp u))"),
     _rule("dot-neg-left",   "(Dot (Neg a) b)",          "(Neg (Dot a b))"),
     _rule("dot-neg-right",  "(Dot a (Neg b))",          "(Neg (Dot a b))"),
 )  # fmt: skip
@@ -35,8 +38,10 @@ BATCHES = (
 )  # fmt: skip
 
 _AB = {"a": "f32[2, 3, 4]", "b": "f32[2, 4, 5]", "c": 0.5, "t": (0, 2, 1)}
+_ROWS = {"u": "f32[2, 3, 4]", "v": "f32[2, 4, 5]", "a": (2,), "s": (2, 3, 5)}
 SAMPLES = {
-    **{rule.name: _AB for rule in LAYOUTS},
+    **{rule.name: _AB for rule in LAYOUTS if rule.name != "dot-div-rows"},
+    "dot-div-rows": _ROWS,
     "flatten-batch-1": {"a": "f32[1, 3, 4]", "b": "f32[1, 4, 5]"},
     "flatten-shared-matrix": {"a": "f32[2, 3, 4]", "b": "f32[1, 4, 5]", "v": (2, 4, 5)},
 }

@@ -115,6 +115,14 @@ VIEWS = tuple(
 CHOICES = (
     _rule("choose-truth", "(Select m x y)", "m", '(= x (Full 1.0 "bool" s))',
           '(= y (Full 0.0 "bool" s))'),
+    # m as numbers, told apart again
+    _rule("choose-equal", "(Eq (Select m #c #d) #e)", "m", "(= c e)", "(!= d e)"),
+    _rule("choose-equal-other", "(Eq (Select m #c #d) #e)", "(Not m)", "(= d e)", "(!= c e)"),
+    _rule("choose-unequal", "(Ne (Select m #c #d) #e)", "(Not m)", "(= c e)", "(!= d e)"),
+    _rule("choose-unequal-other", "(Ne (Select m #c #d) #e)", "m", "(= d e)", "(!= c e)"),
+    _rule("nest-choices", "(Select m (Select n x #c) #d)", "(Select (And m n) x (const c x))",
+          "(= c d)"),
+    _rule("comm-and", "(And m n)", "(And n m)"),
     _rule("mask-by-adding", "(Add* x (Select m 0.0 #f))", "(Select m x (const f x))",
           "(<= f -1e9)"),
 )  # fmt: skip
@@ -166,6 +174,16 @@ SAMPLES = {
         "x": '(Full 1.0 "bool" s)',
         "y": '(Full 0.0 "bool" s)',
     },
+    "choose-equal choose-unequal": {
+        "m": "bool[3, 4]",
+        "x": "f32[3, 4]",
+        "c": 1.0,
+        "d": 0.0,
+        "e": 1.0,
+    },
+    "choose-equal-other choose-unequal-other": {"m": "bool[3, 4]", "c": 1.0, "d": 0.0, "e": 0.0},
+    "nest-choices": {"m": "bool[3, 4]", "n": "bool[3, 4]", "x": "f32[3, 4]", "c": -1e9, "d": -1e9},
+    "comm-and": {"m": "bool[3, 4]", "n": "bool[3, 4]"},
     "mask-by-adding": {"x": "f32[4, 5]", "m": "bool[4, 5]", "f": -1e9},
 }
 RULES = with_samples((*POSITIONS, *TRIANGLES, *BOUNDS, *VIEWS, *CHOICES), SAMPLES)

@@ -5,6 +5,8 @@ Extraction fuses them without names; attention needs softmax, and the report tel
 
 from __future__ import annotations
 
+import math
+
 from ..patterns import rules_of, with_samples
 
 _rule = rules_of("recognition")
@@ -21,6 +23,13 @@ SOFTMAX = (
           "(SafeSoftmax x a)", f"(= e {_GUARDED})", "(= m (Max x a))", "(= z (Sum e a))"),
     _rule("safe-softmax-zeros", "(Select (Broadcast (Eq* z 0.0) s) 0.0 (SafeSoftmax x a))",
           "(SafeSoftmax x a)", f"(= z (Sum {_GUARDED} a))", "(= m (Max x a))"),
+    # what hides scores hides the probabilities too: rows without any score are 0
+    _rule("softmax-hidden-twice", "(Select m (Softmax (Select m x #f) a) 0.0)",
+          "(SafeSoftmax (Select m x (const -inf x)) a)", "(<= f -1e9)"),
+    _rule("softmax-of-log",     "(Exp (LogSoftmax x a))", "(Softmax x a)"),
+    _rule("log-softmax-total",
+          f"(Sub x (Broadcast (Add* (Log (Sum {_SHIFTED} a)) m) s))",
+          "(LogSoftmax x a)", "(= m (Max x a))"),
     _rule("log-softmax",
           f"(Sub (Sub x (Broadcast m s)) (Broadcast (Log (Sum {_SHIFTED} a)) s))",
           "(LogSoftmax x a)", "(= m (Max x a))"),
@@ -70,6 +79,8 @@ _ROWS = {**_X, "c": 0.2, "e": 1e-5}
 _TANH_NUMBERS = {"x": "f32[3, 5]", "c": 0.044715, "d": 0.7978845608028654}
 SAMPLES = {
     "softmax softmax-unshifted safe-softmax safe-softmax-zeros log-softmax": _X,
+    "softmax-of-log log-softmax-total": _X,
+    "softmax-hidden-twice": {**_X, "m": "bool[2, 3, 5]", "f": -math.inf},
     "softmax-gradient": {"p": "f32[3, 5]", "g": "f32[3, 5]", "a": (1,), "s": (3, 5)},
     "mean rms-norm rms-norm-div layer-norm": _ROWS,
     "mean-div": {**_X, "c": 5.0},
