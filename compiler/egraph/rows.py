@@ -12,13 +12,14 @@ from ..schedule.tile_rows import has_subgroups
 from .graph import Pattern
 
 BUSY_ROWS = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
-SEQUENTIAL = {"cpu": 4096, "gpu": 64}  # steps of one thread that cost less than two kernels more
+SEQUENTIAL = {"cpu": 4096, "gpu": 32}  # steps of one thread that cost less than two kernels more
 RESERVE = 256  # loop iterations kept below a target's limit
 BUSY_SHARED = 2  # rows that lanes of a CPU have together that are enough
 FEWEST = 4  # lanes of a row, or each lane has a row of its own
 EACH = 2  # steps of a lane that sharing rows is worth
 FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
 HELD = 16  # steps of a lane that stay on its stack between passes
+WIDEST, INLINE, WANTED = 1024, 8, 256  # of a GPU: see geometry.py
 FULL_ROWS = 16  # threads of a GPU for each of its profile's rows that read at full speed
 
 
@@ -45,36 +46,38 @@ def row_plan(
     passes = levels + stores
     worth = (passes > 1 and steps >= EACH * target.subgroup) or units < FEW_ROWS
     shared = cpu and along and worth and steps >= FEWEST and has_subgroups(target)
+    together = 1
     if cpu:
         threads = _power(steps, target.subgroup) if shared else 1
     else:
-        threads = _threads(units, steps, along, target)
+        threads, together = _threads(units, steps, along, target)
     trips = -(-steps // threads)
     held = shared and trips + bool(pattern.length % 4) <= HELD
     iterations = trips * passes + trips * passes // 64 + RESERVE
     fits = not target.loop_limit or iterations <= target.loop_limit
     busy = BUSY_SHARED if shared else BUSY_ROWS[target.kind]
-    enough = units >= busy or trips * passes <= SEQUENTIAL[target.kind]
+    enough = -(-units // together) >= busy or trips * passes <= SEQUENTIAL[target.kind]
     if not fits or (not enough if staged is None else staged):
         return RowPlan(2 * levels + stores, 1.0, True)
     many = target.profile.rows if cpu else target.profile.rows * FULL_ROWS
     return RowPlan(1, min(1.0, max(1, units) * threads / many), False, held)
 
 
-def _threads(units: int, steps: int, along: bool, target: Target) -> int:
-    """Threads a row on a GPU."""
-    most = min(256, target.max_invocations)
+def _threads(units: int, steps: int, along: bool, target: Target) -> tuple[int, int]:
+    """Threads a row and rows a workgroup on a GPU."""
+    most = 1 << min(WIDEST, target.max_invocations).bit_length() - 1
     if along:
-        threads = _power(-(-steps // 4), most)
-        while threads < most and threads < steps and units * threads < 1 << 15:
+        threads = _power(-(-steps // 4), min(256, most))
+        while threads < min(256, most, steps) and units * threads < 1 << 15:
             threads *= 2
-        return threads
-    together, threads = _power(units, 32), 1
-    while threads * together < most and threads * 4 < steps:
-        if threads >= 8 and units * threads >= 1 << 15:
-            break
-        threads *= 2
-    return threads
+        while threads < most and steps > INLINE * threads:
+            threads *= 2
+        return threads, min(max(1, 128 // threads), _power(units, most))
+    threads = min(_power(-(-steps // INLINE), most), max(1, most // 8))
+    together = min(_power(units, 32), most // threads)
+    while together > 8 and units < WANTED * together:
+        together //= 2
+    return threads, together
 
 
 def _power(n: int, most: int) -> int:
