@@ -151,9 +151,6 @@ AS_WRITTEN = {
     "a mask as floats times -1e9": (
         lambda q, k, v, m: softmax(
             scores(q, k) + (~m[:, None, None]).astype("f32") * -1e9) @ v, [*QKV, FLAGS], 3),
-    "causal by where, padding added": (
-        lambda q, k, v, m: softmax(
-            eg.where(lower(), scores(q, k), LOWEST) + m) @ v, [*QKV, KEYS], 0),
     "causal by -inf, padding added": (
         lambda q, k, v, m: softmax(
             eg.where(lower(), scores(q, k), -math.inf) + m) @ v, [*QKV, KEYS], 3),
@@ -274,6 +271,8 @@ NEARLY = {
     "probabilities renormalized": (
         lambda q, k, v, m: (lambda p: (p / p.sum(-1, keepdims=True)) @ v)(
             softmax(scores(q, k)) * m), [*QKV, KEYS]),
+    "padding added after a mask": (
+        lambda q, k, v, m: softmax(eg.where(lower(), scores(q, k), LOWEST) + m) @ v, [*QKV, KEYS]),
     "a linear one": (lambda q, k, v: softmax(q) @ (turned(nn.softmax(k, -2)) @ v), QKV),
 }  # fmt: skip
 

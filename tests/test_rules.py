@@ -167,7 +167,6 @@ REFUSED = {
         for extra in ("mask", "both")
         for kind in ("", "-nan")
     },
-    "choice-then-bias": {"f": -100.0},
     "choose-equal": {"d": 1.0},
     "choose-equal-other": {"c": 0.0},
     "choose-unequal": {"d": 1.0},

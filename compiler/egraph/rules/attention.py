@@ -30,9 +30,6 @@ ADDED = (
     _rule("scores-add-add",  f"(Add* (Add* {_S} x) y)",        f"(Add {_S} (Add x y))"),
     _rule("mask-then-bias",  f"(Add* (Select m {_S} -inf) x)",
           f"(Select m (Add {_S} x) (const -inf x))"),
-    _rule("choice-then-bias", f"(Add* (Select m {_S} #f) x)",
-          f"(Add {_S} (Add (Select m (const 0.0 x) (const f x)) x))", "(<= f -1e9)",
-          "(< -1e300 f)"),
 )  # fmt: skip
 _LAST = ("(= n (vec-length (shape root)))", "(= a (vec-of (- n 1)))", "(= t (swap-perm n))")
 _HIDDEN = "(<= f -1e9)"  # exp of it, less any sensible maximum, is 0
