@@ -21,11 +21,14 @@ demo: ## set everything up, then train a small GPT on this machine's GPU or CPU
 
 # Kernels of tests run for microseconds: Mesa translates them in half the time without optimizing them.
 # `make test DRIVER=` tests what users run, as `make test-models` does.
+# The e-graph's tests run with another Python too, if there is one: EGGPU_OTHER_PYTHON=/path/to/python
+# names it, `make test EGGPU_OTHER_PYTHON=` goes without.
 test: DRIVER = GALLIVM_PERF=nopt
 test: ## set everything up, then run the whole suite but the tests marked `models`
 	@scripts/setup-venv.sh dev
 	@scripts/setup-driver.sh
-	@$(PYTEST) $(PYTEST_ARGS)
+	@EGGPU_OTHER_PYTHON=$$(scripts/setup-other-venv.sh); export EGGPU_OTHER_PYTHON; \
+		$(PYTEST) $(PYTEST_ARGS)
 
 test-models: ## add torch and transformers, then run the tests marked `models`
 	@scripts/setup-venv.sh dev,models-test
@@ -56,8 +59,8 @@ format: ## format the code and mend what can be mended by itself
 	@$(PYTHON_BIN) -m ruff check --fix .
 	@$(PYTHON_BIN) -m ruff format .
 
-clean: ## remove .venv, caches and build leftovers
-	@rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
+clean: ## remove .venv, .venv-other, caches and build leftovers
+	@rm -rf .venv .venv-other build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
 		.import_linter_cache .coverage .coverage.* htmlcov
 	@find $(CODE) tests bench examples -name __pycache__ -type d -prune \
 		-exec rm -rf {} + 2>/dev/null || true

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Makes .venv and installs this tree into it, editable, with the extras named:
 #   scripts/setup-venv.sh dev,models
-# Does nothing when .venv already holds them for this pyproject.toml.
-# PYTHON=... picks the interpreter.
+# Does nothing when .venv already holds them for this pyproject.toml. What follows goes to pip.
+# PYTHON=... picks the interpreter, VENV=... another folder than .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-extras=${1:?usage: scripts/setup-venv.sh EXTRA[,EXTRA...]}
-stamp=.venv/.installed-$extras
-log=.venv/install.log
+extras=${1:?usage: scripts/setup-venv.sh EXTRA[,EXTRA...] [PIP-OPTION...]}
+shift
+venv=${VENV:-.venv}
+stamp=$venv/.installed-$extras
+log=$venv/install.log
 
 recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
@@ -27,7 +29,7 @@ find_python() {
 
 # Scripts and the editable install hold absolute paths: in a copied tree they run the old one.
 usable_venv() {
-    [ "$(cat .venv/.tree 2>/dev/null)" = "$PWD" ] && recent .venv/bin/python
+    [ "$(cat "$venv/.tree" 2>/dev/null)" = "$PWD" ] && recent "$venv/bin/python"
 }
 
 wanted=$(cat pyproject.toml setup.py scripts/setup-venv.sh | cksum)
@@ -41,14 +43,14 @@ if ! usable_venv; then
         echo "$python cannot make virtual environments; on Debian: apt-get install python3-venv" >&2
         exit 1
     fi
-    echo "making .venv with $("$python" --version)"
-    "$python" -m venv --clear .venv
-    echo "$PWD" >.venv/.tree
+    echo "making $venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv"
+    echo "$PWD" >"$venv/.tree"
 fi
 
-echo "installing eggpu[$extras] into .venv"
-if ! .venv/bin/python -m pip --no-input --disable-pip-version-check --retries 5 \
-    install --editable ".[$extras]" >"$log" 2>&1 </dev/null; then
+echo "installing eggpu[$extras] into $venv"
+if ! "$venv/bin/python" -m pip --no-input --disable-pip-version-check --retries 5 \
+    install "$@" --editable ".[$extras]" >"$log" 2>&1 </dev/null; then
     cat "$log" >&2
     echo "installing eggpu[$extras] failed; the text above is pip's" >&2
     exit 1

@@ -53,6 +53,6 @@ def test_whatever_the_hash_seed(once: str) -> None:
     assert plans(sys.executable, "4711", [p for p in sys.path if p]) == once
 
 
-@pytest.mark.skipif("EGGPU_OTHER_PYTHON" not in os.environ, reason="no EGGPU_OTHER_PYTHON")
+@pytest.mark.skipif(not os.environ.get("EGGPU_OTHER_PYTHON"), reason="no EGGPU_OTHER_PYTHON")
 def test_with_another_python(once: str) -> None:
     assert plans(os.environ["EGGPU_OTHER_PYTHON"], "1", []) == once
