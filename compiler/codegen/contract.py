@@ -15,11 +15,11 @@ from ..schedule.selection import Group, body
 from ..schedule.space import Analysis, Space
 from ..schedule.tile import Tile, candidates
 from ..schedule.tile_rows import ROWS
-from .emitter import LANE, Emitter, V, Value, aligned, length
+from .emitter import LANE, Emitter, V, Value, aligned
 from .rewrite import partial_input, product_as_rows, replaced, summed
 from .rowwise import lower_job
 from .source import Job, finish
-from .wgsl import wgsl_type
+from .wgsl import length, wgsl_type
 
 _MOST_ACCESSES, _MOST_LINES = 2, 16  # of an epilogue that stands in the text for every result
 _DEEP = 256  # steps of k, to which a loop over results hardly adds

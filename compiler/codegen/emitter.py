@@ -26,7 +26,6 @@ from .wgsl import cast, literal, storage_type, wgsl_type
 LANE = "lane4"
 """The variable along which values are vec4."""
 V = variable(LANE, 4)
-_CALL = 12  # lines of a function of the library
 _LANES = "vec4<u32>(0u, 1u, 2u, 3u)"
 
 
@@ -515,11 +514,6 @@ class Emitter:
                 )
                 text, prefix = (f"({text}) - {splat(f'{shift}u')}" if shift else text), "quo"
         return self.let(atom, prefix, text, base.depth, base.vector)
-
-
-def length(text: str) -> int:
-    """About how many lines statements are with the functions of the library that they call."""
-    return text.count("\n") + _CALL * text.count(" eg_")
 
 
 def aligned(flat: Index, size: int) -> bool:

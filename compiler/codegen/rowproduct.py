@@ -18,9 +18,10 @@ from ..ir import Node
 from ..schedule.kernel import KernelSource
 from ..schedule.tile import fold
 from ..schedule.tile_rows import ROWS
-from .emitter import Emitter, V, Value, length
+from .emitter import Emitter, V, Value
 from .factors import Term, terms
 from .source import Job, finish
+from .wgsl import length
 
 RUNS = (32, 16, 8)  # steps over which scales may be constant
 _XYZW = "xyzw"

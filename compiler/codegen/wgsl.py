@@ -87,3 +87,8 @@ def cast(text: str, source: DType, to: DType, vector: bool) -> str:
             return f"{kind}({half}({text}))" if to.name == "f16" else text
         case _:
             return f"{kind}({text})"
+
+
+def length(text: str) -> int:
+    """About how many lines statements are with the functions of the library that they call."""
+    return text.count("\n") + 12 * text.count(" eg_")  # lines of such a function
