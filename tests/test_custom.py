@@ -123,7 +123,8 @@ def test_checkpoint_changes_memory_and_nothing_else(optimize):
     np.testing.assert_allclose(float(same), float(value), rtol=1e-6)
     for a, b in zip(again, grads, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
-    assert sum(saving.plan.arena) < 0.7 * sum(plain.plan.arena)
+    # a block's four products for the gradient of w may be one, for which their operands are kept
+    assert sum(saving.plan.arena) < 0.8 * sum(plain.plan.arena)
     assert len(saving.plan.kernels) > len(plain.plan.kernels)
 
 
