@@ -54,6 +54,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "dtype": lambda x: x.node.dtype.name,
     "float": lambda d: d in ("f32", "f16"),
     "signed": lambda d: d in ("f32", "i32"),
+    "logits": lambda _: 1,  # of samples, which have a softmax of it
     "structured": lambda mask: 1 if mask.text.startswith("(Causal") else 0,
     "power-of-two": lambda c: math.frexp(c)[0] in (0.5, -0.5),
     "ones": lambda r: (1,) * r,

@@ -69,7 +69,7 @@ class Run:
 
 
 MADE = ("Literal", "Reshape", "Broadcast")  # by the analysis, in any program
-ALWAYS = (*MADE, "Select", "And", "Not")  # what the analysis and the facts of rules name
+ALWAYS = (*MADE, "Select", "And", "Not", "Add")  # what the analysis and the facts of rules name
 
 
 def language_of(program: Sequence[Form], rules: Sequence[Rule]) -> tuple[list[Form], list[Rule]]:

@@ -27,7 +27,8 @@ SCORES = (
 _S, _K = "(Scores q kt c u)", "(Transpose kt t)"
 # What is added to scores in several steps is one bias; so is a mask below it.
 ADDED = (
-    _rule("scores-add-add",  f"(Add* (Add* {_S} x) y)",        f"(Add {_S} (Add x y))"),
+    _rule("scores-add-add",  f"(Add* (Add* {_S} x) y)",        f"(Add {_S} (Add x y))",
+          "(= 1 (logits root))"),
     _rule("mask-then-bias",  f"(Add* (Select m {_S} -inf) x)",
           f"(Select m (Add {_S} x) (const -inf x))"),
 )  # fmt: skip
@@ -273,12 +274,11 @@ def _extra_sample(name: str) -> dict[str, object]:
     return {**sample, "o": 0.0, "p": -2.0} if "window" in name else sample
 
 
+_TERMS = {"x": "f32[2, 4, 4]", "y": "f32[2, 4, 4]"}
 SAMPLES = {
     **{r.name: _QK for r in SCORES},
-    **{
-        r.name: {**_QK, "x": "f32[2, 4, 4]", "y": "f32[2, 4, 4]", "m": "bool[2, 4, 4]", "f": -1e9}
-        for r in ADDED
-    },
+    "scores-add-add": {**_QK, **_TERMS, "p": "(Softmax (Add (Add (Scores q kt c u) x) y) a)"},
+    "mask-then-bias": {**_QK, **_TERMS, "m": "bool[2, 4, 4]"},
     "weights weights-safe": {**_QK, "kt": "f32[2, 3, 5]"},
     "weights-causal weights-causal-safe": _FILL,
     "weights-causal-rows": _ROWS,

@@ -129,7 +129,16 @@ CHOICES = (
 
 # `structured` tells the masks that attention knows by itself and is not given as arrays: causal
 # ones, their opposites, and a causal one with another.
+# `logits` tells what softmax is taken of, and what that is a sum or choice of.
 FACTS = (
+    "(function logits (T) i64 :merge (max old new))",
+    *(
+        f"(rule ((= y ({softmax} x a))) ((set (logits x) 1)) :ruleset facts)"
+        for softmax in ("Softmax", "SafeSoftmax")
+    ),
+    "(rule ((= x (Select m y z)) (= 1 (logits x))) ((set (logits y) 1)) :ruleset facts)",
+    "(rule ((= x (Add y z)) (= 1 (logits x))) ((set (logits y) 1) (set (logits z) 1))"
+    " :ruleset facts)",
     "(function structured (T) i64 :merge (max old new))",
     "(rule ((= x (Select m y z))) ((set (structured m) 0)) :ruleset facts)",
     "(rule ((= x (And m n))) ((set (structured m) 0) (set (structured n) 0)) :ruleset facts)",
