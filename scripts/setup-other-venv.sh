@@ -56,7 +56,7 @@ if [ "$("$venv/bin/python" -c "$version" 2>/dev/null)" != "$("$python" -c "$vers
     rm -rf "$venv"
 fi
 # Little of what is installed is ever imported there, so pip need not compile it.
-if ! VENV=$venv PYTHON=$python scripts/setup-venv.sh egraph-tests --no-compile >&2; then
+if ! EGGPU_VENV=$venv PYTHON=$python scripts/setup-venv.sh egraph-tests --no-compile >&2; then
     echo "$venv cannot be set up with $python; \`make test EGGPU_OTHER_PYTHON=\` goes without" >&2
     exit 1
 fi

@@ -2,13 +2,13 @@
 # Makes .venv and installs this tree into it, editable, with the extras named:
 #   scripts/setup-venv.sh dev,models
 # Does nothing when .venv already holds them for this pyproject.toml. What follows goes to pip.
-# PYTHON=... picks the interpreter, VENV=... another folder than .venv.
+# PYTHON=... picks the interpreter, EGGPU_VENV=... another folder than .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 extras=${1:?usage: scripts/setup-venv.sh EXTRA[,EXTRA...] [PIP-OPTION...]}
 shift
-venv=${VENV:-.venv}
+venv=${EGGPU_VENV:-.venv}
 stamp=$venv/.installed-$extras
 log=$venv/install.log
 
