@@ -77,14 +77,16 @@ class Pipelines:
         )
         return made, made.create_view()
 
-    def run_once(self, wgsl: str, name: str, buffers: Sequence[DeviceBuffer]) -> None:
-        """Compiles a kernel and runs one workgroup of it on read-write buffers."""
+    def run_once(
+        self, wgsl: str, name: str, buffers: Sequence[DeviceBuffer], groups: int = 1
+    ) -> None:
+        """Compiles a kernel and runs workgroups of it on read-write buffers."""
         accesses: Accesses = ("read_write",) * len(buffers)
         pipeline = self._compile(wgsl, accesses, False, name)
         group = self.bind(accesses, [(b.storage.gpu, 0, b.nbytes) for b in buffers])
         encoder = self._device.gpu.create_command_encoder()
         compute_pass = encoder.begin_compute_pass()
-        native.record(compute_pass, [(native.handle(pipeline), native.handle(group), 1, 1, 1)])
+        native.record(compute_pass, [(native.handle(pipeline), native.handle(group), groups, 1, 1)])
         compute_pass.end()
         with self._device.lock:
             self._device.submit([encoder.finish()])

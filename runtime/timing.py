@@ -23,7 +23,22 @@ T = TypeVar("T")
 
 _QUERIES = 4096  # timestamps that one query set holds
 _WARM_SECONDS = 0.05  # of running before the first measurement
-_COLD_SECONDS = 0.4  # of a GPU that did nothing for so long: its clock rises slowly from a sixth
+# a GPU that did nothing for a while runs at a sixth of its clock, which rises when it has much to do
+_COLD_SECONDS, _BUSY_SECONDS = 0.2, 0.15
+_BUSY_GROUPS = 16384
+_BUSY = """
+@group(0) @binding(0) var<storage, read_write> out: array<f32>;
+@compute @workgroup_size(256)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+  var x = f32(id.x);
+  for (var i = 0u; i < 4096u; i++) {
+    x = fma(x, 0.999, 0.001);
+  }
+  if (x == -1.0) {
+    out[0] = x;
+  }
+}
+"""
 _TIMED = 200_000  # ns between two timestamps, which cost a GPU some microseconds themselves
 _TIMES = 20  # that a dispatch is repeated at most for that
 
@@ -77,14 +92,24 @@ _measured: WeakKeyDictionary[Device, float] = WeakKeyDictionary()  # when it was
 
 def _warmed(device: Device, run: Callable[[], T]) -> T:
     """What the last of some runs returns, once the device's clock has risen."""
-    idle = time.perf_counter() - _measured.get(device, -_COLD_SECONDS)
-    cold = device.target.kind == "gpu" and idle >= _COLD_SECONDS
-    end = time.perf_counter() + (_COLD_SECONDS if cold else _WARM_SECONDS)
+    now = time.perf_counter()
+    cold = now - _measured.get(device, -1.0) >= _COLD_SECONDS
+    if cold and device.target.kind == "gpu":
+        _keep_busy(device, now + _BUSY_SECONDS)
+    end = time.perf_counter() + (_WARM_SECONDS if cold else _WARM_SECONDS / 10)
     found = run()
     while time.perf_counter() < end:
         found = run()
     _measured[device] = time.perf_counter()
     return found
+
+
+def _keep_busy(device: Device, end: float) -> None:
+    """Has all of the device compute until then."""
+    out = device.alloc(4)
+    while time.perf_counter() < end:
+        device.pipelines.run_once(_BUSY, "keep_busy", [out], _BUSY_GROUPS)
+        device.synchronize()
 
 
 def _needs_timestamps(device: Device) -> None:
