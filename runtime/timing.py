@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _QUERIES = 4096  # timestamps that one query set holds
 _WARM_SECONDS = 0.05  # of running before the first measurement
-# a GPU that did nothing for a while runs at a sixth of its clock, which rises when it has much to do
+# an idle GPU runs at a sixth of its clock, which rises when it has much to do
 _COLD_SECONDS, _BUSY_SECONDS = 0.2, 0.15
 _BUSY_GROUPS = 16384
 _BUSY = """
