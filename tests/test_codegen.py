@@ -92,6 +92,29 @@ def test_grids_beyond_one_dimension(device, n):
     np.testing.assert_array_equal(got[0], -np.arange(n, dtype=np.float32))
 
 
+@pytest.mark.parametrize(
+    ("n", "threads"),
+    [(4 << 17, 256), ((4 << 17) + 36, 256), ((1 << 17) + 1, 256),
+     (16 << 17, 128), ((16 << 17) + 4 * 77, 128), ((4 << 17) + 129, 128)],
+)  # fmt: skip
+def test_workgroups_of_large_arrays_are_larger_on_gpus(device, n, threads):
+    x = given(0, (n,))
+    plan = check(device, TARGETS["gpu"], [x], [E.erf(x) + x], kernels=1)
+    assert plan.kernels[0].workgroup == (threads, 1, 1)
+    plan = check(device, TARGETS["gpu"], [given(0, (64,))], [E.erf(given(0, (64,)))], kernels=1)
+    assert plan.kernels[0].workgroup == (64, 1, 1)
+
+
+def test_results_lie_only_over_what_they_are_computed_from(target):
+    """A driver may load y for the second result after it has stored the first."""
+    x, y = given(0, (8, 8)), given(1, (8, 8))
+    first = E.exp(x)
+    second = first * y
+    (kernel,) = lower(Group((first, second), (x, y)), target)
+    pairs = {(kernel.writes[k], kernel.reads[j]) for k, j in kernel.in_place}
+    assert pairs == {(first, x), (second, x), (second, y)}
+
+
 def moved(x: Node, choice: random.Random) -> Node:
     """A random movement of x."""
     shape, rank = x.shape, len(x.shape)
