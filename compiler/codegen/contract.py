@@ -323,7 +323,7 @@ def load_cost(job: Job, operand: Operand, lanes: int) -> float:
     cost = 0.0
     for access in em.accesses:
         for flat, _ in access.at:
-            if LANE not in flat.variables:
+            if not em.is_vector(flat):
                 cost += 13.0
             elif flat.coefficient(LANE) == 1 and (flat - V).divisible(4) and access.size % 4 == 0:
                 cost += 24.0

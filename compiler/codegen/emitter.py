@@ -336,7 +336,7 @@ class Emitter:
         access.at.append((flat, self.phase))
         access.reused |= self.reusing
         k = self._reads[node]
-        if not self._is_vector(flat):
+        if not self.is_vector(flat):
             part = self._part(flat, k, access) if self.fours else None
             if part is not None:
                 return part
@@ -438,7 +438,7 @@ class Emitter:
         """Write `value` to output k at row-major position `flat`."""
         access = self.accesses[k]
         access.at.append((flat, self.phase))
-        vector = self._is_vector(flat)
+        vector = self.is_vector(flat)
         text = self.splat(value, dtype, vector)
         if dtype.kind == "b":
             text = (
@@ -462,7 +462,8 @@ class Emitter:
                 at = self.index(flat.substitute({LANE: index(c)}))
                 self.line(f"{scalar_access(k, at.text)} = {name}.{'xyzw'[c]};")
 
-    def _is_vector(self, flat: Index) -> bool:
+    def is_vector(self, flat: Index) -> bool:
+        """Whether an index has four values, one a lane."""
         return any(self.variables[v].vector for v in flat.variables)
 
     # ---- indexes

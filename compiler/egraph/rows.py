@@ -20,7 +20,9 @@ EACH = 2  # steps of a lane that sharing rows is worth
 FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
 HELD = 16  # steps of a lane that stay on its stack between passes
 WIDEST, INLINE, WANTED = 1024, 8, 256  # of a GPU: see geometry.py
-FULL_ROWS = 16  # threads of a GPU for each of its profile's rows that read at full speed
+# on a GPU: threads for each of its profile's rows that would read at full speed if nothing else
+# held them up, and how far below that as many are (an H200: 1,024 read 79 GB/s, 65,536 2,200)
+FULL_ROWS, HELD_UP = 88, 0.8
 
 
 class RowPlan(NamedTuple):
@@ -59,8 +61,10 @@ def row_plan(
     enough = -(-units // together) >= busy or trips * passes <= SEQUENTIAL[target.kind]
     if not fits or (not enough if staged is None else staged):
         return RowPlan(2 * levels + stores, 1.0, True)
-    many = target.profile.rows if cpu else target.profile.rows * FULL_ROWS
-    return RowPlan(1, min(1.0, max(1, units) * threads / many), False, held)
+    rate = max(1, units) * threads / target.profile.rows
+    if not cpu:
+        rate = rate / FULL_ROWS / (1 + HELD_UP * rate / FULL_ROWS)
+    return RowPlan(1, min(1.0, rate), False, held)
 
 
 def _threads(units: int, steps: int, along: bool, target: Target) -> tuple[int, int]:
