@@ -197,12 +197,12 @@ class Pricer:
         launches = plan.launches + work.launches + sum(a.launches for a in heavy)
         profile = self.target.profile
         memory, arithmetic = nbytes / profile.bandwidth, work.flops / profile.elementwise
-        busy = arithmetic / plan.used + sum(a.busy for a in heavy)
+        busy = arithmetic / plan.spread + sum(a.busy for a in heavy)
         time = _overlap(memory / plan.used, busy)
         if b.column >= 0:
             columns = row_plan(self.p.patterns[b.column], 1, False, self.target, self.staged)
             launches += columns.launches
-            time += _overlap(memory / columns.used, arithmetic / columns.used)
+            time += _overlap(memory / columns.used, arithmetic / columns.spread)
             nbytes *= 2
         cost = launches * profile.launch + time + penalty if b.full or nbytes else 0.0
         flops = work.flops + sum(a.flops for a in heavy)

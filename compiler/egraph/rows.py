@@ -19,20 +19,22 @@ FEWEST = 4  # lanes of a row, or each lane has a row of its own
 EACH = 2  # steps of a lane that sharing rows is worth
 FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
 HELD = 16  # steps of a lane that stay on its stack between passes
-WIDEST, INLINE, WANTED = 1024, 8, 256  # of a GPU: see geometry.py
+WIDEST, INLINE, INLINE_WIDEST, WANTED = 1024, 8, 16, 256  # of a GPU: see geometry.py
 # on a GPU: threads for each of its profile's rows that would read at full speed if nothing else
 # held them up, and how far below that as many are (an H200: 1,024 read 79 GB/s, 65,536 2,200)
 FULL_ROWS, HELD_UP = 88, 0.8
+SPREAD_ROWS = 512  # threads of a GPU for each of its profile's rows that compute at full speed
 
 
 class RowPlan(NamedTuple):
-    """`used` is the share of the device that the rows keep busy; with `held`, a row is read and
-    each of its elements is computed once."""
+    """`used` is the share of the device's bandwidth that the rows reach, `spread` that of its
+    arithmetic; with `held`, a row is read and each of its elements is computed once."""
 
     launches: int
     used: float
     staged: bool
     held: bool = False
+    spread: float = 1.0
 
 
 def row_plan(
@@ -58,13 +60,17 @@ def row_plan(
     iterations = trips * passes + trips * passes // 64 + RESERVE
     fits = not target.loop_limit or iterations <= target.loop_limit
     busy = BUSY_SHARED if shared else BUSY_ROWS[target.kind]
-    enough = -(-units // together) >= busy or trips * passes <= SEQUENTIAL[target.kind]
+    written_out = not cpu and trips <= (INLINE_WIDEST if threads == WIDEST else INLINE)
+    enough = (
+        written_out or -(-units // together) >= busy or trips * passes <= SEQUENTIAL[target.kind]
+    )
     if not fits or (not enough if staged is None else staged):
         return RowPlan(2 * levels + stores, 1.0, True)
     rate = max(1, units) * threads / target.profile.rows
-    if not cpu:
-        rate = rate / FULL_ROWS / (1 + HELD_UP * rate / FULL_ROWS)
-    return RowPlan(1, min(1.0, rate), False, held)
+    if cpu:
+        return RowPlan(1, min(1.0, rate), False, held, min(1.0, rate))
+    used = rate / FULL_ROWS / (1 + HELD_UP * rate / FULL_ROWS)
+    return RowPlan(1, min(1.0, used), False, held, min(1.0, rate / SPREAD_ROWS))
 
 
 def _threads(units: int, steps: int, along: bool, target: Target) -> tuple[int, int]:
