@@ -5,7 +5,8 @@
 Both sides read the same file and run in turn in one process: each round is a prompt on one side,
 the same prompt on the other, then a block of greedy tokens each; the best round of each counts.
 `ratio` is our tokens a second over theirs. llama.cpp's threads spin while they wait for each other,
-so that two are slower than one on a busy machine: its rounds take 2 threads and 1 in turn. It comes
+so that two are slower than one on a busy machine: its rounds take 2 threads and 1 in turn; and they
+go on spinning for a while afterwards, so there is a pause before each side's turn. It comes
 through the package cyllama (or cyllama-vulkan), which is optional; without it our side is timed
 alone.
 """
@@ -30,6 +31,7 @@ from eggpu.generate import Generator, LanguageModel, load_language_model
 from eggpu.generate.find import find
 
 THREADS = 2
+PAUSE = 0.5  # seconds before a side's turn
 GOALS = {"prefill": 0.15, "decode": 0.25}  # of llama.cpp on a CPU with 2 threads
 GPU_GOALS = {"prefill": 0.6, "decode": 0.6}  # of its Vulkan backend
 TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps in the warm sun. "
@@ -62,10 +64,13 @@ class Ours:
         self.session = self.generator.start([[first]])
 
     def prefill(self, ids: Sequence[int]) -> int:
-        return int(self.session.feed([ids])[0])
+        token = int(self.session.feed([ids])[0])
+        self.stream = self.session.tokens(self.generator.context)  # as `eggpu generate` goes on
+        next(self.stream)  # that token
+        return token
 
     def decode(self, count: int) -> list[int]:
-        return list(self.session.tokens(count + 1))[1:]  # as `eggpu generate` goes on
+        return [next(self.stream) for _ in range(count)]
 
 
 class Theirs:
@@ -155,6 +160,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for step in ("prefill", "decode"):
             for name, side in (("ours", ours), ("theirs", theirs)):
                 if side is not None:
+                    time.sleep(PAUSE)
                     _time(step, side, best[name], ids, args.tokens)
     dispatches, submits = _counted(ours, ids)
     layers = len(language.model.settings.layers)
