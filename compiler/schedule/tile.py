@@ -136,6 +136,9 @@ _WORKERS = 4  # groups that should be there for an even share of the threads
 _ADD_PARTS = 40_000.0  # nanoseconds of the kernel that adds up the partial sums
 _COPY, _COPIED = 20_000.0, 20.0  # nanoseconds of a copy to an image, and bytes a nanosecond
 _MOST_STEPS = 32  # of k a block: the driver takes long for loads
+# rows of b with so many elements: each step of k beyond so many in a block adds to the time, since
+# it is another line of memory under way
+_FAR, _NEAR_STEPS, _FAR_APART = 2048, 8, 0.2
 _MOST_ROWS = 64  # of a tile; 32 where loads are fast, for long kernels take long to compile
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -158,6 +161,7 @@ def _shuffle_tiles(target: Target, product: Product) -> Iterator[Tile]:
                     continue
                 grid = fold(tiles * splits, target.max_groups)
                 spent, images = _shuffle_ns(target, p, rows, width, tiles, splits)
+                spent *= _far_apart(p, width, block)
                 params: tuple[tuple[str, Value], ...] = (
                     ("L", lanes), ("TM", rows), ("CW", width), ("CV", 1), ("KU", block),
                     ("splits", splits), ("grid", grid),
@@ -173,6 +177,12 @@ def _shuffle_tiles(target: Target, product: Product) -> Iterator[Tile]:
                     swap=p.swap,
                     images=images,
                 )
+
+
+def _far_apart(product: Product, width: int, block: int) -> float:
+    """The time more of a block's loads of b that lie far apart, and are read once."""
+    far = product.b_axis == "n" and width == 4 and product.n >= _FAR
+    return 1 + _FAR_APART * max(0, block // _NEAR_STEPS - 1) if far else 1.0
 
 
 def _even_rows(target: Target, product: Product, most: int) -> int:
