@@ -151,12 +151,12 @@ from eggpu.compiler.tracing import array as array
 from eggpu.compiler.tracing import trace as trace
 from eggpu.compiler.types import Type as Type
 from eggpu.compiler.types import parse_type as parse_type
+from eggpu.leaves import copy as copy
 from eggpu.runtime import DeviceError as DeviceError
 from eggpu.runtime import DonatedError as DonatedError
 from eggpu.saved import load as load
 from eggpu.session import Compiled as Compiled
 from eggpu.session import compile as compile
-from eggpu.session import copy as copy
 from eggpu.session import device as device
 from eggpu.session import put as put
 from eggpu.session import synchronize as synchronize

@@ -35,7 +35,8 @@ class LoadedPlan:
         self._executable = Executable(plan, device())
 
     def __call__(self, *leaves: Any) -> list:
-        from eggpu.session import Array, DeviceStorage, buffers_of, leaf_type
+        from eggpu.compiler.tracing import Array, leaf_type
+        from eggpu.leaves import DeviceStorage, buffers_of
 
         self._check([leaf_type(v) for v in leaves])
         on = self._executable.device

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,9 @@ from eggpu.compiler.ir import Graph
 from eggpu.compiler.pipeline import Compilation, Options, Tuner, compile_graph, timed
 from eggpu.compiler.tracing import Array, Traced, array, leaf_type, parameter_names, trace_call
 from eggpu.compiler.types import Type
+from eggpu.leaves import DeviceStorage, buffer_of, buffers_of, not_on_devices, types_of
 from eggpu.profiles import measured
-from eggpu.runtime import Device, DeviceBuffer, Executable, open_device
+from eggpu.runtime import Device, Executable, open_device
 from eggpu.runtime import synchronize as synchronize_device
 
 if TYPE_CHECKING:
@@ -65,101 +65,11 @@ def synchronize() -> None:
         synchronize_device(_current[0])
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceStorage:
-    """An array's value in device memory."""
-
-    type: Type
-    buffer: DeviceBuffer
-
-    def numpy(self) -> np.ndarray:
-        """Wait for the value and copy it to NumPy."""
-        return self.buffer.device.download(self.buffer, self.type.shape, self.type.dtype.name)
-
-
 def put(value: Any) -> Array:
     """`value` as an array in device memory."""
     found = array(value)
-    _buffer(found, device())
+    buffer_of(found, device())
     return found
-
-
-def copy(tree: Any) -> Any:
-    """The same pytree with arrays of its own, which outlive the donation of the given ones.
-
-    What is in device memory is copied there, without the host and by one submission a device.
-    """
-    leaves, structure = pytree.flatten(tree)
-    held: dict[Device, list[int]] = {}
-    for k, leaf in enumerate(leaves):
-        if isinstance(leaf, np.ndarray):
-            leaves[k] = leaf.copy()
-        elif isinstance(leaf, Array) and isinstance(leaf.storage, DeviceStorage):
-            held.setdefault(leaf.storage.buffer.device, []).append(k)
-        elif isinstance(leaf, Array) and not leaf._is_traced():
-            leaves[k] = array(leaf.numpy().copy())
-    for on, places in held.items():
-        buffers = on.copies([leaves[k].storage.buffer for k in places])
-        for k, buffer in zip(places, buffers, strict=True):
-            leaves[k] = Array(storage=DeviceStorage(leaves[k].type, buffer))
-    return pytree.unflatten(structure, leaves)
-
-
-def _buffer(leaf: Any, on: Device) -> DeviceBuffer:
-    """The device memory of a leaf; an Array keeps it, so that it is uploaded once."""
-    if isinstance(leaf, Array):
-        if isinstance(leaf.storage, DeviceStorage) and leaf.storage.buffer.device is on:
-            return leaf.storage.buffer
-        buffer = on.upload(leaf.numpy())
-        leaf.storage = DeviceStorage(leaf.type, buffer)
-        return buffer
-    t = leaf_type(leaf)
-    return on.upload(np.asarray(leaf).astype(t.dtype.numpy, copy=False))
-
-
-# A model has hundreds of leaves and a step should take microseconds, so that what follows looks at
-# all of them only by loops inside of Python's own functions.
-_STORAGE, _DEVICE = attrgetter("storage"), attrgetter("device")
-_TYPE, _BUFFER = attrgetter("storage.type"), attrgetter("storage.buffer")
-
-
-def _not_on_devices(leaves: Sequence[Any]) -> list[int]:
-    """The leaves that are not arrays in device memory."""
-    try:
-        if set(map(type, map(_STORAGE, leaves))) <= {DeviceStorage}:
-            return []
-    except AttributeError:
-        pass
-    return [
-        i for i, v in enumerate(leaves)
-        if type(v) is not Array or type(v.storage) is not DeviceStorage
-    ]  # fmt: skip
-
-
-def _types(leaves: Sequence[Any]) -> list[Type]:
-    """The types of all leaves."""
-    try:
-        return list(map(_TYPE, leaves))
-    except AttributeError:  # not all of them are arrays with storage
-        return [
-            v.storage.type if type(v) is Array and v.storage is not None else leaf_type(v)
-            for v in leaves
-        ]
-
-
-def buffers_of(
-    leaves: Sequence[Any], on: Device, others: Sequence[int] | None = None
-) -> list[DeviceBuffer]:
-    """The device memory of all leaves, of which `others` may have none yet."""
-    others = _not_on_devices(leaves) if others is None else others
-    if others:
-        at = set(others)
-        found = [_buffer(v, on) if i in at else v.storage.buffer for i, v in enumerate(leaves)]
-    else:
-        found = list(map(_BUFFER, leaves))
-    if set(map(_DEVICE, found)) <= {on}:
-        return found
-    return [b if b.device is on else _buffer(v, on) for v, b in zip(leaves, found, strict=True)]
 
 
 def _tuner(options: Options) -> Tuner | None:
@@ -256,7 +166,7 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.flatten((args, kwargs))
-        others = _not_on_devices(leaves)
+        others = not_on_devices(leaves)
         if any(isinstance(v := leaves[i], Array) and v._is_traced() for i in others):
             return self.function(*args, **kwargs)  # inside another trace: part of that program
         version = self._version(leaves, structure)
@@ -269,7 +179,7 @@ class Compiled:
         return pytree.unflatten(version.traced.results, out)
 
     def _version(self, leaves: Sequence[Any], structure: pytree.Structure) -> _Version:
-        on, types = device(), _types(leaves)
+        on, types = device(), types_of(leaves)
         latest = self._latest
         if (
             latest is not None
