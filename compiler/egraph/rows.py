@@ -21,8 +21,8 @@ FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU
 HELD = 16  # steps of a lane that stay on its stack between passes
 WIDEST, INLINE, INLINE_WIDEST, WANTED = 1024, 8, 16, 256  # of a GPU: see geometry.py
 # on a GPU: threads for each of its profile's rows that would read at full speed if nothing else
-# held them up, and how far below that as many are (an H200: 1,024 read 79 GB/s, 65,536 2,200)
-FULL_ROWS, HELD_UP = 88, 0.8
+# held them up, and how far below that as many are (an H200: 1,024 read 80 to 95 GB/s, 65,536 2,200)
+FULL_ROWS, HELD_UP = 72, 0.8
 SPREAD_ROWS = 512  # threads of a GPU for each of its profile's rows that compute at full speed
 
 

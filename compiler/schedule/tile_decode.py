@@ -29,7 +29,7 @@ _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # measured on llvmpipe, in times of loading four elements: loading them from an image, arithmetic of
 # a row with them; a score's part of softmax, and what the kernel with phases does with it in memory
 _IMAGE, _ROW_WORK, _SCORE_WORK, _SCORE_MEMORY = 0.25, 0.11, 1.2, 7.5
-_REACHED = 0.74  # of its rate, beside attention's tiles of queries
+_REACHED = 0.74  # of its rate with keys in images, which attention's tiles of queries read too
 _GROUP_NS = 4000.0  # llvmpipe: to start a workgroup and to join its threads' results
 # measured on a GPU, ns: a step of a workgroup waits for keys, then for values, and longer for each
 # vector that a thread has under way; what a row beyond the first adds; its start and its end
@@ -84,7 +84,8 @@ def decode_ns(
     work = (ceil(s.d / 4) + ceil(s.dv / 4)) * (load + _ROW_WORK * rows) + _SCORE_WORK * rows
     work += _SCORE_MEMORY * rows * (form == "phases")
     waves = ceil(groups / max(1, round(_workers(target))))
-    return waves * (16.0 * work * keys / target.profile.decode / _REACHED + _GROUP_NS)
+    rate = target.profile.decode * (_REACHED if copied else 1.0)
+    return waves * (16.0 * work * keys / rate + _GROUP_NS)
 
 
 def _workers(target: Target) -> float:
