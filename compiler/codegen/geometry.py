@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..index import Index, flatten, unflatten
+from ..schedule.row_threads import INLINE, INLINE_WIDEST, WANTED, WIDEST, power, row_threads
 from ..schedule.space import Pattern, length, rows
 from ..schedule.target import Target
 from ..schedule.tile_rows import has_subgroups
@@ -13,9 +14,6 @@ from ..schedule.tile_rows import has_subgroups
 _LANES = 8  # invocations that a CPU without subgroups runs together
 _LEAST_GROUPS = 8  # of rows that lanes share
 _GROUPS = 4  # of as many invocations, that keep the threads of a CPU busy
-_INLINE = 8  # steps of a row that are written out instead of looped over
-_INLINE_WIDEST = 16  # the same for the largest workgroups of a gpu: a row stays in their registers
-_WIDEST = 1024
 _HELD = 16  # the same for the lanes of a CPU: a row stays on their stack
 _TURNS = 16  # rows that lanes have one after the other, so that operands of columns are read once
 _FEWEST = 4  # lanes of a row, or each lane has a row of its own
@@ -26,7 +24,7 @@ _SLACK = 256  # loop iterations kept in reserve below the target's limit
 _SEQUENTIAL = 4096  # steps that one invocation does sooner than two kernels more
 _BUSY = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
 _BUSY_SHARED = 2  # rows that lanes share that are enough
-_WANTED = {"cpu": 1024, "gpu": 256}  # invocations (workgroups) where rows are in segments
+_WANTED = {"cpu": 1024, "gpu": WANTED}  # invocations (workgroups) where rows are in segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class Geometry:
 
     @property
     def inline(self) -> bool:
-        most = _INLINE_WIDEST if self.T == _WIDEST else _HELD if self.shared else _INLINE
+        most = INLINE_WIDEST if self.T == WIDEST else _HELD if self.shared else INLINE
         tail = min(self.tail, 1) if self.shared else self.tail
         return self.segments == 1 and self.trips + tail <= most
 
@@ -126,7 +124,7 @@ def geometry(pattern: Pattern, target: Target, segments: int = 1, passes: int = 
     plain = _plain(pattern, target, segments)
     if target.kind == "cpu":
         return _shared(plain) if _shares(plain, target, passes) else _whole_lines(plain)
-    threads, together = _threads(plain, target)
+    threads, together = row_threads(target, plain.units, plain.share, plain.along, plain.segments)
     found = replace(plain, T=threads, R=together)
     even = found.steps % (segments * threads * _UNROLL) == 0
     return replace(found, unroll=_UNROLL) if even and not found.inline else found
@@ -164,7 +162,7 @@ def _shares(g: Geometry, target: Target, passes: int) -> bool:
 
 def _shared(g: Geometry) -> Geometry:
     """The same with T lanes a row, and R rows one after the other."""
-    g = replace(g, T=_power(g.steps, g.lanes), shared=True)
+    g = replace(g, T=power(g.steps, g.lanes), shared=True)
     tiles = -(-g.units // g.members)
     turns = min(_TURNS, max(1, tiles // _LEAST_GROUPS))
     if not g.inline:
@@ -189,30 +187,6 @@ def _whole_lines(g: Geometry) -> Geometry:
     return replace(g, copies=busy[0] if busy else 1)
 
 
-def _threads(g: Geometry, target: Target) -> tuple[int, int]:
-    """(threads a row, rows a workgroup), both powers of two."""
-    most = 1 << min(_WIDEST, target.max_invocations).bit_length() - 1
-    if g.along:
-        threads = _power(-(-g.share // 4), min(256, most))
-        few = 1 << 15
-        while threads < min(256, most, g.share) and g.units * g.segments * threads < few:
-            threads *= 2
-        while threads < most and g.share > _INLINE * threads:
-            threads *= 2
-        return threads, min(max(1, 128 // threads), _power(g.units, most))
-    # few steps a thread, and eight neighboring units at least: their elements fill lines of memory
-    threads = min(_power(-(-g.share // _INLINE), most), max(1, most // 8))
-    together = min(_power(g.units, 32), most // threads)
-    while together > 8 and g.units * g.segments < _WANTED["gpu"] * together:
-        together //= 2
-    return threads, together
-
-
-def _power(n: int, most: int) -> int:
-    """The least power of two that is at least n, up to `most`."""
-    return min(most, 1 << max(0, n - 1).bit_length())
-
-
 def fits(g: Geometry, passes: int, target: Target) -> bool:
     """Whether one kernel can make `passes` passes over every row."""
     iterations = g.trips * passes if not g.inline else 0
@@ -225,7 +199,7 @@ def worthwhile(g: Geometry, passes: int, target: Target) -> bool:
     """Whether one kernel is faster than one with segments and one that combines them, for each
     pass."""
     if target.kind == "gpu":
-        short = g.inline or g.trips * passes <= 4 * _INLINE
+        short = g.inline or g.trips * passes <= 4 * INLINE
         return short or g.workgroups >= _BUSY["gpu"]
     busy = _BUSY_SHARED if g.shared else _BUSY["cpu"]
     return g.units >= busy or g.trips * passes <= _SEQUENTIAL
@@ -235,7 +209,7 @@ def split(pattern: Pattern, target: Target) -> Geometry:
     """How to run over a pattern in as many segments as keep the device busy and its loops short."""
     plain = _plain(pattern, target, 1)
     whole = _whole_lines(plain) if target.kind == "cpu" else geometry(pattern, target)
-    least = 32 if target.kind == "cpu" else _INLINE  # steps of a thread
+    least = 32 if target.kind == "cpu" else INLINE  # steps of a thread
     wanted = -(-_WANTED[target.kind] * whole.R // whole.units)
     segments = min(max(wanted, 1), max(1, whole.steps // (least * whole.T)))
     segments = min(max(segments, -(-whole.trips // 8192)), max(whole.steps, 1))

@@ -1,12 +1,13 @@
 """How kernels over rows run: one kernel, or two for each reduction when there are few long rows.
 
-The shapes follow compiler/codegen/geometry.py, which these estimates are of.
+These are estimates of compiler/codegen/geometry.py; threads of a GPU both have from row_threads.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..schedule.row_threads import INLINE, INLINE_WIDEST, WIDEST, power, row_threads
 from ..schedule.target import Target
 from ..schedule.tile_rows import has_subgroups
 from .graph import Pattern
@@ -19,7 +20,6 @@ FEWEST = 4  # lanes of a row, or each lane has a row of its own
 EACH = 2  # steps of a lane that sharing rows is worth
 FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
 HELD = 16  # steps of a lane that stay on its stack between passes
-WIDEST, INLINE, INLINE_WIDEST, WANTED = 1024, 8, 16, 256  # of a GPU: see geometry.py
 # on a GPU: threads for each of its profile's rows that would read at full speed if nothing else
 # held them up, and how far below that as many are (an H200: 1,024 read 80 to 95 GB/s, 65,536 2,200)
 FULL_ROWS, HELD_UP = 72, 0.8
@@ -52,9 +52,9 @@ def row_plan(
     shared = cpu and along and worth and steps >= FEWEST and has_subgroups(target)
     together = 1
     if cpu:
-        threads = _power(steps, target.subgroup) if shared else 1
+        threads = power(steps, target.subgroup) if shared else 1
     else:
-        threads, together = _threads(units, steps, along, target)
+        threads, together = row_threads(target, units, steps, along)
     trips = -(-steps // threads)
     held = shared and trips + bool(pattern.length % 4) <= HELD
     iterations = trips * passes + trips * passes // 64 + RESERVE
@@ -71,25 +71,3 @@ def row_plan(
         return RowPlan(1, min(1.0, rate), False, held, min(1.0, rate))
     used = rate / FULL_ROWS / (1 + HELD_UP * rate / FULL_ROWS)
     return RowPlan(1, min(1.0, used), False, held, min(1.0, rate / SPREAD_ROWS))
-
-
-def _threads(units: int, steps: int, along: bool, target: Target) -> tuple[int, int]:
-    """Threads a row and rows a workgroup on a GPU."""
-    most = 1 << min(WIDEST, target.max_invocations).bit_length() - 1
-    if along:
-        threads = _power(-(-steps // 4), min(256, most))
-        while threads < min(256, most, steps) and units * threads < 1 << 15:
-            threads *= 2
-        while threads < most and steps > INLINE * threads:
-            threads *= 2
-        return threads, min(max(1, 128 // threads), _power(units, most))
-    threads = min(_power(-(-steps // INLINE), most), max(1, most // 8))
-    together = min(_power(units, 32), most // threads)
-    while together > 8 and units < WANTED * together:
-        together //= 2
-    return threads, together
-
-
-def _power(n: int, most: int) -> int:
-    """The least power of two that is at least n, up to `most`."""
-    return min(most, 1 << max(0, n - 1).bit_length())
