@@ -80,9 +80,11 @@ class Pipelines:
     def run_once(
         self, wgsl: str, name: str, buffers: Sequence[DeviceBuffer], groups: int = 1
     ) -> None:
-        """Compiles a kernel and runs workgroups of it on read-write buffers."""
+        """Runs workgroups of a kernel on read-write buffers; it is compiled the first time."""
         accesses: Accesses = ("read_write",) * len(buffers)
-        pipeline = self._compile(wgsl, accesses, False, name)
+        key: Key = (wgsl, accesses, False)
+        if (pipeline := self._pipelines.get(key)) is None:
+            pipeline = self._pipelines[key] = self._compile(wgsl, accesses, False, name)
         group = self.bind(accesses, [(b.storage.gpu, 0, b.nbytes) for b in buffers])
         encoder = self._device.gpu.create_command_encoder()
         compute_pass = encoder.begin_compute_pass()

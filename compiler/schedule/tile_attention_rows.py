@@ -49,17 +49,16 @@ def gradient_rows(
             busy = min(1.0, tiles * threads / BUSY_THREADS)
             staging = rows / (rows + _STAGING_ROWS) * (64 + _STAGING_ROWS) / 64
             rate = _RATE[step] * _RATE_OF_THREADS[across] * useful * busy * min(1.0, staging)
-            for staged in _COLUMNS:
-                nbytes = 4 * staged * (wide + wide_v) + (8 * staged if step == "kv" else 0)
-                if nbytes > workgroup_budget(target):
-                    continue
-                rate *= columns / (ceil(columns / staged) * staged)
-                rate *= 1.0 if staged == _COLUMNS[0] else _FEWER_COLUMNS
-                grid = fold(tiles, target.max_groups)
-                params: tuple[tuple[str, Value], ...] = (
-                    ("TX", across), ("TY", rows), ("BC", staged), ("U", _AT_ONCE),
-                    ("grad", step), ("grid", grid), ("shuffle", across > 1),
-                )  # fmt: skip
-                template = "attention_bwd_rows_gpu.wgsl.j2"
-                yield Tile(template, params, grid, (threads, 1, 1), nbytes, min(1.0, rate))
-                break
+            each = 4 * (wide + wide_v) + (8 if step == "kv" else 0)  # bytes of a column
+            staged = next((c for c in _COLUMNS if c * each <= workgroup_budget(target)), 0)
+            if not staged:
+                continue
+            rate *= columns / (ceil(columns / staged) * staged)
+            rate *= 1.0 if staged == _COLUMNS[0] else _FEWER_COLUMNS
+            grid = fold(tiles, target.max_groups)
+            params: tuple[tuple[str, Value], ...] = (
+                ("TX", across), ("TY", rows), ("BC", staged), ("U", _AT_ONCE),
+                ("grad", step), ("grid", grid), ("shuffle", across > 1),
+            )  # fmt: skip
+            template = "attention_bwd_rows_gpu.wgsl.j2"
+            yield Tile(template, params, grid, (threads, 1, 1), staged * each, min(1.0, rate))
