@@ -6,10 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..index import Index, flatten, unflatten
-from ..schedule.row_threads import INLINE, INLINE_WIDEST, WANTED, WIDEST, power, row_threads
 from ..schedule.space import Pattern, length, rows
 from ..schedule.target import Target
-from ..schedule.tile_rows import has_subgroups
+from ..schedule.tile_rows import (
+    INLINE,
+    INLINE_WIDEST,
+    WANTED,
+    WIDEST,
+    has_subgroups,
+    power,
+    row_threads,
+)
 
 _LANES = 8  # invocations that a CPU without subgroups runs together
 _LEAST_GROUPS = 8  # of rows that lanes share

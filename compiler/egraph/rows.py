@@ -1,15 +1,14 @@
 """How kernels over rows run: one kernel, or two for each reduction when there are few long rows.
 
-These are estimates of compiler/codegen/geometry.py; threads of a GPU both have from row_threads.
+These are estimates of compiler/codegen/geometry.py; threads of a GPU both have from tile_rows.py.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..schedule.row_threads import INLINE, INLINE_WIDEST, WIDEST, power, row_threads
 from ..schedule.target import Target
-from ..schedule.tile_rows import has_subgroups
+from ..schedule.tile_rows import INLINE, INLINE_WIDEST, WIDEST, has_subgroups, power, row_threads
 from .graph import Pattern
 
 BUSY_ROWS = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel

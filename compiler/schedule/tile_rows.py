@@ -1,4 +1,5 @@
-"""Tilings of products with few rows: what counts is reading the wide operand once."""
+"""Tilings of products with few rows: what counts is reading the wide operand once; and how kernels
+over rows lie on a GPU, for the kernels and for what they are expected to take."""
 
 from __future__ import annotations
 
@@ -17,6 +18,12 @@ MOST_PACKED_ROWS = 8  # of a product with a packed matrix
 MOST_SUMS = 32  # of a lane, or kernels take long to compile
 SUBGROUPS = 264  # that keep a large GPU busy
 PACKED = 0.75  # words an element, below which several are in a word
+
+# of kernels over rows on a GPU
+WIDEST = 1024  # threads of a workgroup
+INLINE = 8  # steps of a row that are written out instead of looped over
+INLINE_WIDEST = 16  # the same for the largest workgroups: a row stays in their registers
+WANTED = 256  # workgroups where rows are in segments
 
 # measured nanoseconds of one core for 8 lanes
 _LOAD4, _LOAD1, _STORE = 26.0, 13.0, 10.0
@@ -121,3 +128,29 @@ def _spent(p: Product, each: int, fours: bool, tiles: int, splits: int, lanes: i
     groups = ceil(tiles * splits / 4) * 4
     group = ceil(p.k / steps / splits) * block + p.m * each * _STORE + _GROUP
     return groups * group * lanes / 8 + (40_000.0 if splits > 1 else 0.0)
+
+
+def row_threads(
+    target: Target, units: int, steps: int, along: bool, segments: int = 1
+) -> tuple[int, int]:
+    """(Threads a row, rows a workgroup), both powers of two, for `units` rows in `segments` of so
+    many steps each, `along` the last axis or across it."""
+    most = 1 << min(WIDEST, target.max_invocations).bit_length() - 1
+    if along:
+        threads = power(-(-steps // 4), min(256, most))
+        while threads < min(256, most, steps) and units * segments * threads < 1 << 15:
+            threads *= 2
+        while threads < most and steps > INLINE * threads:
+            threads *= 2
+        return threads, min(max(1, 128 // threads), power(units, most))
+    # few steps a thread, and eight neighboring units at least: their elements fill lines of memory
+    threads = min(power(-(-steps // INLINE), most), max(1, most // 8))
+    together = min(power(units, 32), most // threads)
+    while together > 8 and units * segments < WANTED * together:
+        together //= 2
+    return threads, together
+
+
+def power(n: int, most: int) -> int:
+    """The least power of two that is at least n, up to `most`."""
+    return min(most, 1 << max(0, n - 1).bit_length())
