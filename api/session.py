@@ -165,7 +165,7 @@ class Compiled:
         return self._parameters.index(argument)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure = pytree.flatten((args, kwargs))
+        leaves, structure = pytree.flatten_call(args, kwargs)
         others = not_on_devices(leaves)
         if any(isinstance(v := leaves[i], Array) and v._is_traced() for i in others):
             return self.function(*args, **kwargs)  # inside another trace: part of that program

@@ -12,6 +12,7 @@ put together from: taking them apart again costs nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,11 +62,18 @@ LEAF = Structure("leaf")
 _NONE = Structure("static")
 
 
+_leaf_kinds: set[type] = set()  # those met so far
+
+
 def is_leaf(value: object) -> bool:
     """True for arrays and numbers."""
-    return isinstance(value, (int, float, np.generic, np.ndarray)) or hasattr(
-        value, "__eggpu_array__"
-    )
+    kind = type(value)
+    if kind in _leaf_kinds:
+        return True
+    numbers = issubclass(kind, (int, float, np.generic, np.ndarray))
+    if found := numbers or hasattr(kind, "__eggpu_array__"):
+        _leaf_kinds.add(kind)
+    return found
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
@@ -74,25 +82,36 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     return leaves, _flatten(tree, leaves, "")
 
 
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Structure]:
+    """Those of (args, kwargs); at once where all are positional arguments that are leaves."""
+    if not kwargs and _leaf_kinds.issuperset(map(type, args)):
+        return list(args), _positional(len(args))
+    return flatten((args, kwargs))
+
+
+@functools.lru_cache(maxsize=256)
+def _positional(count: int) -> Structure:
+    """The structure of so many leaves as arguments of a call."""
+    return flatten(((0.0,) * count, {}))[1]
+
+
 def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
-    if (parts := getattr(tree, "__dict__", {}).get(_PARTS)) is not None:
-        leaves += parts[0]
-        return parts[1]
     if is_leaf(tree):
         leaves.append(tree)
         return LEAF
+    if (parts := getattr(tree, "__dict__", {}).get(_PARTS)) is not None:
+        leaves += parts[0]
+        return parts[1]
     if tree is None:
         return _NONE
     if isinstance(tree, (str, bytes)):
         return Structure("static", static=tree)
     if isinstance(tree, dict):
         keys = tuple(tree)
-        return _container(
-            dict, keys, tuple([_flatten(tree[k], leaves, f"{path}.{k}") for k in keys])
-        )
+        return _container(dict, keys, tuple([_part(tree[k], leaves, path, k) for k in keys]))
     if isinstance(tree, (list, tuple)):
-        parts = [_flatten(v, leaves, f"{path}.{i}") for i, v in enumerate(tree)]
-        return _container(type(tree), (), tuple(parts))
+        parts = tuple([_part(v, leaves, path, i) for i, v in enumerate(tree)])
+        return _container(type(tree), (), parts)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return _flatten_dataclass(tree, leaves, path)
     if callable(tree):
@@ -102,6 +121,14 @@ def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
         f"{where} is a {type(tree).__name__}; arrays, numbers, dicts, lists, tuples and "
         "dataclasses can be traced"
     )
+
+
+def _part(tree: Any, leaves: list[Any], path: str, key: object) -> Structure:
+    """Of a part of a tree; most are leaves, which need no path for errors."""
+    if is_leaf(tree):
+        leaves.append(tree)
+        return LEAF
+    return _flatten(tree, leaves, f"{path}.{key}")
 
 
 _containers: dict[tuple[Any, ...], Structure] = {}

@@ -5,6 +5,7 @@ Memory is never destroyed, only dropped: a destroyed buffer in a submission woul
 
 from __future__ import annotations
 
+import functools
 import gc
 import heapq
 import math
@@ -136,6 +137,7 @@ class DeviceBuffer:
             return
 
 
+@functools.lru_cache(maxsize=4096)
 def bucket(nbytes: int) -> int:
     """The size allocated for `nbytes`: 256, then eight sizes an octave: at most 1/8 is wasted."""
     if nbytes <= 256:
@@ -161,7 +163,8 @@ class Pool:
 
     def acquire(self, nbytes: int) -> Storage:
         """Memory of at least `nbytes`. The caller holds the device's lock."""
-        self._collect()
+        if self.returned:
+            self._collect()
         size = min(bucket(nbytes), self._device.target.max_buffer_bytes)
         if nbytes > size:
             raise DeviceError(
@@ -187,7 +190,8 @@ class Pool:
             heap = self._buckets.setdefault(storage.capacity, [])
             heapq.heappush(heap, (storage.serial, storage))
             self.free += storage.capacity
-        self._evict(_KEEP)
+        if self.free > _KEEP:
+            self._evict(_KEEP)
 
     def _evict(self, keep: int) -> None:
         while self.free > keep:

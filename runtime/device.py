@@ -31,6 +31,9 @@ _IN_FLIGHT = 16  # submissions that may be under way before the next one waits
 _TOGETHER = 32  # short calls in one command buffer
 _STAGED = 4  # pieces of host memory of one size that are kept for the next copies
 _ENOUGH = 300_000.0  # predicted ns of work that is not worth waiting with
+# of what was sent since the device was last waited for, the part that may wait beyond that: a
+# submission costs the host as much as thirty dispatches, and waiting can only cost this part
+_MORE, _MOST = 1 / 8, 1_200_000.0
 _PROBED = 128  # invocations of the probe, at least the largest subgroup
 
 
@@ -80,6 +83,7 @@ class Device:
         self._in_flight: deque[int] = deque()
         self._open: native.Passes | None = None  # calls that are still to be submitted
         self._calls, self._calls_ns = 0, 0.0
+        self._sent_ns = 0.0  # since the device was last waited for
         self._staging: dict[int, list[Any]] = {}
         self._fetching: list[Fetched] = []  # recorded, not submitted yet
         self.target: Target = make_target(adapter, gpu, 0)
@@ -166,7 +170,8 @@ class Device:
         """A call of so many predicted ns was recorded: submits, unless more calls may follow."""
         self._calls += 1
         self._calls_ns += ns
-        few = self._calls < _TOGETHER and self._calls_ns < _ENOUGH
+        enough = max(_ENOUGH, min(_MORE * self._sent_ns, _MOST))
+        few = self._calls < _TOGETHER and self._calls_ns < enough
         if not (self.batching and few):
             self.send()
 
@@ -187,6 +192,7 @@ class Device:
     def _closed(self) -> list[Any]:
         """The command buffer of what was recorded, if anything was."""
         passes, self._open = self._open, None
+        self._sent_ns += self._calls_ns
         self._calls, self._calls_ns = 0, 0.0
         return [] if passes is None else [passes.end().finish()]
 
@@ -219,6 +225,7 @@ class Device:
         with self.lock:
             self.flush()
             self._in_flight.clear()
+            self._sent_ns = 0.0
         native.poll(self.gpu, wait=True)
 
     def check(self) -> None:

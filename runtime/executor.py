@@ -34,6 +34,7 @@ class _Recording:
 
     steps: list[native.Step | native.Copy]
     groups: tuple[Any, ...]
+    parts: list[list[native.Copy | list[native.Step]]]  # as they are recorded, for a buffer each
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,9 @@ class Executable:
                 group = self._group(p, places, rounds)
                 groups[id(group)] = group
                 steps.append((native.handle(p.pipeline), native.handle(group), *p.kernel.grid))
-        return _Recording(steps, tuple(groups.values()))
+        starts = range(0, max(len(steps), 1), _SPLIT)
+        parts = [native.in_passes(steps[at : at + _SPLIT]) for at in starts]
+        return _Recording(steps, tuple(groups.values()), parts)
 
     def _copies(self, copy: Copy, places: Places, rounds: Rounds) -> list[native.Copy]:
         storage, offset, nbytes = self._range(copy.buffer, places, rounds)
@@ -277,24 +280,27 @@ class Executable:
     ) -> dict[int, Fetched]:
         """Records and submits the dispatches, then copies of results that the plan itself keeps
         and of those that the host is told."""
-        steps, fetched = recording.steps, dict[int, Fetched]()
-        if not steps and not self._copied:
+        device, fetched = self.device, dict[int, Fetched]()
+        if not recording.steps and not self._copied:
             return fetched
-        parts = [steps[at : at + _SPLIT] for at in range(0, max(len(steps), 1), _SPLIT)]
+        *before, last = recording.parts
         try:
-            for number, part in enumerate(parts):
-                if number == 0 and places.moves:
-                    move(self.device.encoder(), places.moves)
-                self.device.passes().record(part)
-                if number == len(parts) - 1:
-                    self._copy_results(places)
-                    fetched = self._fetch(places, told)
-                self.device.recorded(self._ns)
+            if places.moves:
+                move(device.encoder(), places.moves)
+            for part in before:
+                device.passes().record(part)
+                device.recorded(self._ns)
+            device.passes().record(last)
+            if self._copied:
+                self._copy_results(places)
+            if told:
+                fetched = self._fetch(places, told)
+            device.recorded(self._ns)
             if fetched:  # the host will wait for it, so it waits for no further calls
-                self.device.send()
+                device.send()
         except wgpu.GPUError as error:
             raise KernelError(f"plan {self.plan.name} cannot run: {error}") from error
-        self.device.counters.dispatches += self._dispatches
+        device.counters.dispatches += self._dispatches
         return fetched
 
     def _fetch(self, places: Places, told: Iterable[int]) -> dict[int, Fetched]:

@@ -209,13 +209,12 @@ class Passes:
         self.encoder = encoder
         self._pass: Any = None
 
-    def record(self, steps: Sequence[Step | Copy]) -> None:
+    def record(self, steps: Iterable[Copy | Sequence[Step]]) -> None:
         """Records dispatches, and copies between passes. Errors are deferred to finish()."""
-        for copying, part in itertools.groupby(steps, _is_copy):
-            if copying:
+        for part in steps:
+            if isinstance(part, Copy):
                 self.end()
-                for step in part:
-                    copy(self.encoder, step)
+                copy(self.encoder, part)
                 continue
             if self._pass is None:
                 encoder = self.encoder._internal
@@ -231,14 +230,23 @@ class Passes:
         return self.encoder
 
 
-def _is_copy(step: Step | Copy) -> bool:
-    return isinstance(step, Copy)
+def in_passes(steps: Iterable[Step | Copy]) -> list[Copy | list[Step]]:
+    """The copies, and the dispatches between them together."""
+    out: list[Copy | list[Step]] = []
+    for step in steps:
+        if isinstance(step, Copy):
+            out.append(step)
+        elif out and isinstance(last := out[-1], list):
+            last.append(step)
+        else:
+            out.append([step])
+    return out
 
 
 def encode(encoder: Any, steps: Sequence[Step | Copy]) -> None:
     """Records dispatches in passes, and copies between the passes."""
     passes = Passes(encoder)
-    passes.record(steps)
+    passes.record(in_passes(steps))
     passes.end()
 
 

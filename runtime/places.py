@@ -53,6 +53,8 @@ class Arguments:
         """The memory of a call. Raises DonatedError, DeviceError or ValueError for a misfit."""
         spots = self._checked(buffers)
         found = Places(dict(zip(self._alone_at, map(spots.__getitem__, self._alone))))
+        if not (self.members or self.written):
+            return found
         others = set(map(_SLAB, map(buffers.__getitem__, self._alone))) - {None}
         for p, members in enumerate(self.members):
             slab = self._together(buffers, members, self.plan.packs[p])
