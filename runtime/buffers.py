@@ -288,9 +288,11 @@ def read(device: Device, buffer: DeviceBuffer, nbytes: int) -> np.ndarray:
     if fetched is not None and fetched.nbytes >= nbytes:
         read_fetched(device, fetched, out)
         return out
-    if device.mappable:
-        with device.lock:
+    with device.lock:
+        device.waited()
+        if device.mappable:
             device.flush()
+    if device.mappable:
         native.poll(device.gpu, wait=True)  # not under the lock: others may submit meanwhile
         with device.lock:
             gpu = buffer.storage.gpu

@@ -225,8 +225,12 @@ class Device:
         with self.lock:
             self.flush()
             self._in_flight.clear()
-            self._sent_ns = 0.0
+            self.waited()
         native.poll(self.gpu, wait=True)
+
+    def waited(self) -> None:
+        """Notes that the host waits for all that was sent. Needs the lock."""
+        self._sent_ns = 0.0
 
     def check(self) -> None:
         """Raises when the device cannot be used any more."""

@@ -86,3 +86,24 @@ def test_donated_state_of_calls_that_wait(device):
         sums.append(total)
     np.testing.assert_allclose(state.numpy(), want, rtol=1e-5)
     np.testing.assert_allclose([float(s) for s in sums], given, rtol=1e-5)
+
+
+def test_a_long_run_of_calls_is_submitted_in_growing_parts(device, monkeypatch):
+    double = eg.compile(lambda x: x * 2, cache=False)
+    x = eg.put(np.full(32, 2.0**-120, np.float32))
+    double(x).numpy()
+    (ns,) = (k.predicted_ns for k in double.plan.kernels)
+    monkeypatch.setattr("eggpu.runtime.device._ENOUGH", 1.5 * ns)  # two calls
+    eg.synchronize()
+
+    def run(count):
+        now = x
+        for _ in range(count):
+            now = double(now)
+        return now
+
+    assert submits(device, lambda: run(16)) == 8
+    later = submits(device, lambda: run(60))  # of an eighth of what was sent before
+    assert 8 <= later <= 20
+    np.testing.assert_array_equal(run(60).numpy(), np.full(32, 2.0**-60, np.float32))
+    assert submits(device, lambda: run(16)) >= 4  # a read starts anew
