@@ -409,6 +409,33 @@ def test_transposed_stores(device, target):
     check(device, target, [x], [transpose(y, (1, 0)) * 2.0, y], kernels=1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "perm"),
+    [((6, 8), (1, 0)), ((5, 7), (1, 0)), ((2, 9), (1, 0)), ((3, 4, 6), (0, 2, 1)),
+     ((3, 5, 2), (2, 0, 1)), ((4, 1, 8), (2, 1, 0))],
+)  # fmt: skip
+def test_an_operand_and_its_transpose_are_one_load(device, target, shape, perm):
+    """As updated weights with a copy for a product: the result may lie over the operand."""
+    w, g = given(0, shape), given(1, (8, *shape))
+    single = given(2, shape)
+    for step, operand in ((single, single), (reshape(reduce("sum", g, (0,)), shape), g)):
+        new, turned = w - step * 0.1, transpose(w, perm)
+        check(device, target, [w, operand], [new, turned], kernels=1)
+        (kernel,) = sources([new, turned], [w, operand], target)
+        assert (0, kernel.reads.index(w)) in kernel.in_place
+        assert kernel.writes == (new, turned)
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (33, 17), (40, 64)])
+def test_an_operand_of_a_product_s_epilogue_and_its_transpose(device, target, shape):
+    m, n = shape
+    a, b, w = given(0, (m, 24)), given(1, (24, n)), given(2, (m, n))
+    new, turned = w - dot(a, b) * 0.1, transpose(w, (1, 0))
+    check(device, target, [a, b, w], [new, turned], kernels=1)
+    (kernel,) = sources([new, turned], [a, b, w], target)
+    assert (0, kernel.reads.index(w)) in kernel.in_place
+
+
 def test_pure_outputs_beside_rows(device, target):
     x, w = given(0, (6, 8)), given(1, (6,))
     check(device, target, [x, w], [reduce("sum", x, (1,)), w * 2.0, x + 1.0], kernels=1)

@@ -12,7 +12,7 @@ from ..index import Index, flatten, unflatten
 from ..ir import Kind, Node
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.selection import Group, body
-from ..schedule.space import Analysis, Space
+from ..schedule.space import Analysis, Space, turned
 from ..schedule.tile import Tile, candidates
 from ..schedule.tile_rows import ROWS
 from .emitter import LANE, Emitter, V, Value, aligned
@@ -206,15 +206,6 @@ def write_tile(em: Emitter, a: Analysis, outputs: Sequence[tuple[int, Node]], fl
     ]
     for (k, out), at, value in zip(outputs, places, values, strict=True):
         em.store(k, at, value, out.dtype)
-
-
-def turned(space: Space, flat: Index) -> Index:
-    """The row-major position, after the transpose of `space`, of what was at `flat` before it."""
-    perm, shape = space.turned
-    if not shape:
-        return flat
-    at = unflatten(flat, shape)
-    return flatten([at[p] for p in perm], [shape[p] for p in perm])
 
 
 def tile_place(space: Space | None, node: Node, flat: Index) -> tuple[Index, ...] | None:

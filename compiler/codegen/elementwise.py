@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ..index import index, unflatten
 from ..schedule.kernel import KernelSource
+from ..schedule.space import analyze, turned
 from ..schedule.tile import fold
 from .emitter import Emitter, V
 from .source import Job, finish
@@ -27,10 +28,12 @@ def lower_elementwise(job: Job) -> list[KernelSource]:
     emitter = Emitter([job.held_by(o) for o in outputs], dict(job.memory))
     i = emitter.variable("i", count)
     flat = i * 4 + V if wide else i + index(0)
-    values = [emitter.value(o, unflatten(flat, o.shape)) for o in outputs]
-    for k, (out, value) in enumerate(zip(outputs, values, strict=True)):
-        emitter.accesses[k].vector = wide
-        emitter.store(k, flat, value, out.dtype)
+    space = analyze(job.group).space
+    places = [turned(space[o], flat) for o in outputs]
+    values = [emitter.value(o, unflatten(at, o.shape)) for o, at in zip(outputs, places)]
+    for k, (out, at, value) in enumerate(zip(outputs, places, values, strict=True)):
+        emitter.accesses[k].vector = wide and at == flat
+        emitter.store(k, at, value, out.dtype)
     workgroup, each = _workgroup(job, count, emitter.text)
     grid = fold(-(-count // (workgroup * each)), job.target.max_groups)
     filled = {

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from ..index import Index, flatten, index, unflatten, variable
+from ..index import Index, index, unflatten, variable
 from ..ir import Kind, Node
 from ..ops.reduce import COMBINES, Combine, Reduce
 from ..schedule.kernel import KernelSource, Scratch
-from ..schedule.space import Analysis, Space
+from ..schedule.space import Analysis, Space, turned
 from ..schedule.tile import fold
 from .emitter import Emitter, V, Value
 from .geometry import Geometry
@@ -105,11 +105,7 @@ class _RowKernel:
         """The row-major position, in the array it is in, of the value at the current row and
         position."""
         flat = self.row if space.kind == "row" else self.g.flat(self.row, self.position)
-        perm, shape = space.turned
-        if not shape:
-            return flat
-        at = unflatten(flat, shape)
-        return flatten([at[p] for p in perm], [shape[p] for p in perm])
+        return turned(space, flat)
 
     def _cpu_variables(self) -> None:
         g, em = self.g, self.em
@@ -323,7 +319,9 @@ class _RowKernel:
 
     def _space(self, output: Node) -> Space:
         space = self.a.space[output]
-        return space if space.kind != "pure" else Space("full" if output in self.full else "row")
+        if space.kind != "pure":
+            return space
+        return Space("full" if output in self.full else "row", turned=space.turned)
 
     def _combine(self, node: Node) -> Combine:
         assert isinstance(node.op, Reduce)

@@ -10,7 +10,7 @@ from ..ir import Kind, Node
 from ..ops.reduce import Reduce
 from ..schedule.kernel import KernelSource, Scratch, Stored
 from ..schedule.selection import Group
-from ..schedule.space import PURE, Analysis, analyze
+from ..schedule.space import Analysis, analyze
 from ..schedule.target import Target
 from .elementwise import lower_elementwise
 from .geometry import Geometry, fits, geometry, other_geometry, split, worthwhile
@@ -66,7 +66,9 @@ def _rows_then_columns(job: Job, a: Analysis) -> list[KernelSource]:
     same matrix."""
     columns = [o for o in job.group.outputs if a.space[o].pattern == a.columns]
     sizes = (a.size, *(o.type.size for o in reductions(a) if a.space[o].pattern == a.pattern))
-    columns += [o for o in job.group.outputs if a.space[o] == PURE and o.type.size not in sizes]
+    columns += [
+        o for o in job.group.outputs if a.space[o].kind == "pure" and o.type.size not in sizes
+    ]
     rest = [o for o in job.group.outputs if o not in columns]
     below = _under(columns, job.memory)
     needed = [n for n in reductions(a) if n in below and a.space[n].pattern == a.pattern]
@@ -120,7 +122,7 @@ def _staged(job: Job, a: Analysis) -> list[KernelSource]:
 
 def _is_full(node: Node, a: Analysis) -> bool:
     space = a.space[node]
-    return space.kind == "full" or (space == PURE and node.type.size == a.size)
+    return space.kind == "full" or (space.kind == "pure" and node.type.size == a.size)
 
 
 def _restricted(a: Analysis, group: Group) -> Analysis:

@@ -13,10 +13,10 @@ from ..ops.elementwise import barrier
 from ..ops.move import slice_
 from ..ops.scatter import scatter_add, scatter_set
 from ..schedule.kernel import KernelSource, Scratch, Stored
-from ..schedule.space import Analysis, analyze
+from ..schedule.space import Analysis, analyze, turned
 from ..schedule.tile import fold
 from ..types import u32
-from .contract import tile_place, turned
+from .contract import tile_place
 from .elementwise import lower_elementwise
 from .emitter import Emitter, V, Value
 from .rewrite import partial_input, replaced

@@ -7,7 +7,8 @@ row      one value a row of that matrix (a reduction's result and what follows i
 tile     an element of the one contraction's, scatter's, scan's or sort's result
 item     an element of one result of a kernel with several
 
-A value may be transposed once after its anchor; it is then written by a transposed store. Reshapes
+A value may be transposed once after its anchor, and a pure one that is read in order as well; it
+is then written by a transposed store. Reshapes
 keep the row-major order, so they never change a space.
 """
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import IRError
+from ..index import Index, flatten, unflatten
 from ..ir import Kind, Node
 from ..ops.fused import Get
 from ..ops.move import Transpose
@@ -103,6 +105,15 @@ def transposed(p: Pattern) -> Pattern | None:
     return tuple((not r, n) for r, n in p) if len(p) == 2 else None
 
 
+def turned(space: Space, flat: Index) -> Index:
+    """The row-major position, after the transpose of `space`, of what was at `flat` before it."""
+    perm, shape = space.turned
+    if not shape:
+        return flat
+    at = unflatten(flat, shape)
+    return flatten([at[p] for p in perm], [shape[p] for p in perm])
+
+
 def analyze(group: Group) -> Analysis:
     """Classify the body of a group; raises IRError where no kernel can compute it."""
     return _Walk(group).result()
@@ -145,7 +156,24 @@ class _Walk:
             tuple(self.anchors),
         )  # fmt: skip
         self._check_outputs(found)
+        self.space |= {o: self._scattered(o) for o in self.group.outputs if self._turns(o, found)}
         return found
+
+    def _turns(self, output: Node, a: Analysis) -> bool:
+        """Whether an output is the transpose of an operand that another value of the kernel reads
+        in order: it is then written by a transposed store, so that every invocation reads only its
+        own elements, and a result may lie over the operand."""
+        if not isinstance(output.op, Transpose) or self.space[output] != PURE:
+            return False
+        source = output.operands[0]
+        kinds = (Kind.ELEMENTWISE, Kind.REDUCE)
+        sizes = {a.size, rows(a.pattern)} if a.kind == "rows" else {a.size}
+        inside = any(source in n.operands for n in self.body if n.kind in kinds)
+        return inside and source.type.size in sizes and source in self.group.operands
+
+    def _scattered(self, output: Node) -> Space:
+        assert isinstance(output.op, Transpose)
+        return Space("pure", turned=(output.op.perm, output.operands[0].shape))
 
     def _bad(self, why: str) -> IRError:
         return illegal(self.group, why)
