@@ -9,7 +9,7 @@ from pathlib import Path
 from eggpu.compiler.pipeline import Compilation
 from eggpu.compiler.schedule.show import kernel_wgsl, memory_map, plan_text
 from eggpu.compiler.text import print_graph
-from eggpu.report import egraph_text, explained_kernels, report
+from eggpu.report import egraph_text, kernels_text, report
 
 
 def stages(compilation: Compilation) -> dict[str, str]:
@@ -22,7 +22,7 @@ def stages(compilation: Compilation) -> dict[str, str]:
         out["2-egraph.txt"] = egraph_text(compilation)
     out["3-best.ir"] = "\n".join(print_graph(p.selection.graph) for p in compilation.parts)
     out["4-plan.txt"] = plan_text(compilation.plan)
-    out["5-kernels.txt"] = "\n".join(map(str, explained_kernels(compilation)))
+    out["5-kernels.txt"] = kernels_text(report(compilation))
     out["memory.txt"] = memory_map(compilation.plan)
     return out
 

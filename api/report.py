@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from eggpu.compiler.ir import Kind
 from eggpu.compiler.pipeline import Compilation, MemoryPrice
-from eggpu.compiler.schedule.plan import Binding, Kernel, Plan
+from eggpu.compiler.schedule.plan import Binding, Buffer, Kernel, Plan
 from eggpu.compiler.schedule.rounds import Loops
 from eggpu.compiler.schedule.selection import Group, body
 
@@ -55,20 +56,38 @@ class KernelReport:
             f"{self.flops / 1e6:.3f} MFLOP{f', {self.runs} times' if self.runs > 1 else ''}",
         ]
         for choice in self.choices:
-            parts.append(f"  chosen     {choice.chosen} for {choice.type}")
+            at = f" at {', '.join(choice.lines)}" if choice.lines else ""
+            parts.append(f"  chosen     {choice.chosen} for {choice.type}{at}")
             parts += [f"    not      {_lost(other)}" for other in choice.others]
         return "\n".join(parts)
 
 
 def _lost(other: Other) -> str:
     """`dot(div, input): 153.8 us more (+2 dispatches, +0.532 MB)`."""
+    text = f"{other.text} by {other.rule}" if other.rule else other.text
     if other.loss is None:
-        return f"{other.text}: {other.why}"
+        return f"{text}: {other.why}"
     if other.loss < 0:
-        return (
-            f"{other.text}: {-other.loss / 1e3:.1f} us less, which the search missed ({other.why})"
-        )
-    return f"{other.text}: {other.loss / 1e3:.1f} us more ({other.why})"
+        return f"{text}: {-other.loss / 1e3:.1f} us less, which the search missed ({other.why})"
+    return f"{text}: {other.loss / 1e3:.1f} us more ({other.why})"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultReport:
+    """One result of the program. `kernel` is the number of the last kernel that writes it, None for
+    what none does: an argument as it came, or a constant. `lines` are those that the kernel
+    computes, without one the line of the result.
+    """
+
+    name: str
+    type: str
+    kernel: int | None
+    told: str
+    lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        name = self.name if self.name == "result" else f"result {self.name}"
+        return f"{name} {self.type}: {self.told}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,7 @@ class Report:
     """What the e-graph held, what was chosen of it, and why. Equal programs have equal reports.
 
     kernels: the plan's kernels in order.
+    results: the program's results in order, each with its kernel or why it has none.
     choices: for classes with alternatives what was chosen, and each alternative with what the whole
         program would cost more and why (dispatches, bytes, flops, or no legal program).
     recognized: a pattern's name and (found, candidates); 0 candidates: nobody counted them.
@@ -83,7 +103,10 @@ class Report:
     rules: how often each rewrite rule matched.
     stop: why saturation ended: "saturated", or the bound that was hit.
     traced, greedy, joint: cost (ns), kernels, dispatches, bytes and flops of the program with a
-        kernel for each op, of e-nodes chosen first and fused afterwards, and of what was chosen.
+        kernel for each op, of e-nodes chosen first and fused afterwards, and of what was chosen, as
+        the search counts them: loads from far apart count more bytes, moves some flops.
+    planned: the same of the plan, whose kernels alike share dispatches, as its table counts them
+        (0 ns without optimization).
     stored, inlined, recomputed: classes that a kernel writes, that are computed inside kernels, and
         those of the latter that are in more than one kernel.
 
@@ -92,7 +115,7 @@ class Report:
 
     memory: with the option max_memory, what the limit costs.
 
-    Without optimization there is no e-graph: only `kernels` says something.
+    Without optimization there is no e-graph: `kernels`, `results` and `planned` say something.
     """
 
     name: str
@@ -111,6 +134,8 @@ class Report:
     recomputed: int = 0
     egraph: str = ""  # the text of the dump file 2-egraph.txt
     memory: MemoryPrice | None = None  # what the option max_memory costs
+    results: tuple[ResultReport, ...] = ()
+    planned: Totals | None = None
 
     @property
     def bytes_before(self) -> int:
@@ -135,28 +160,70 @@ class Report:
             written = ", ".join(dict.fromkeys(w for k in self.kernels for w in k.writes))
             raise KeyError(
                 f"no kernel {which!r}; there are 0 to {len(self.kernels) - 1}; "
-                f"buffers that kernels write: {written}"
+                f"buffers that kernels write: {written}{self._unwritten(which)}"
             )
         return found[-1]
+
+    def _unwritten(self, which: int | str) -> str:
+        """What is to be said of a result that no kernel writes."""
+        return next((f"; {r}" for r in self.results if r.name == which), "")
+
+    def result(self, which: int | str) -> ResultReport:
+        """The result of a name or number. Raises KeyError."""
+        found = [r for k, r in enumerate(self.results) if which in (r.name, k)]
+        if not found:
+            names = ", ".join(r.name for r in self.results)
+            raise KeyError(f"no result {which!r}; there are {names}")
+        return found[0]
 
     def at(self, line: str) -> tuple[KernelReport, ...]:
         """The kernels that compute something of a user's line, such as "model.py:31"."""
         return tuple(k for k in self.kernels if line in k.lines)
 
     def __str__(self) -> str:
-        kernels = "\n".join(map(str, self.kernels))
         price = f"{self.memory}\n\n" if self.memory else ""
-        return f"{self.egraph}\n\n{price}{kernels}\n" if self.egraph else f"{price}{kernels}\n"
+        egraph = f"{self.egraph}\n\n" if self.egraph else ""
+        return f"{egraph}{price}{kernels_text(self)}\n"
+
+
+def kernels_text(report: Report) -> str:
+    """The dump file 5-kernels.txt: totals, results, and each kernel with its reasons."""
+    parts = [_planned(report)] if report.planned else []
+    parts += map(str, report.results)
+    return "\n".join([*parts, "", *map(str, report.kernels)])
+
+
+def _planned(report: Report) -> str:
+    """What the plan costs, and how that follows from what was chosen."""
+    total, chosen = report.planned, report.joint
+    assert total is not None
+    text = f"plan {report.name}: {_counted(total.kernels, 'kernel')}"
+    text += f", {total.cost / 1e3:.1f} us" if total.cost else ""
+    saved = chosen.cost - total.cost if chosen else 0.0
+    if chosen and abs(saved) >= 50:
+        text += (
+            f"; {_counted(chosen.kernels, 'kernel')} of {chosen.cost / 1e3:.1f} us were chosen, of "
+            f"which kernels alike share dispatches ({-saved / 1e3:+.1f} us)"
+        )
+    return text
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def report(compilation: Compilation) -> Report:
     """The report of a compilation."""
     kernels = explained_kernels(compilation)
     name, target = compilation.plan.name, compilation.target.name
+    results = result_reports(compilation, kernels)
+    planned = _plan_totals(compilation.plan)
     parts = [(p.times, p.egraph, p.extraction) for p in compilation.parts]
     parts = [(n, found, chosen) for n, found, chosen in parts if found and chosen]
     if not parts:
-        return Report(name, target, kernels, memory=compilation.memory_price)
+        return Report(
+            name, target, kernels, memory=compilation.memory_price, results=results, planned=planned
+        )
     stops = [found.stop for _, found, _ in parts]
     return Report(
         name=name,
@@ -175,7 +242,76 @@ def report(compilation: Compilation) -> Report:
         recomputed=sum(chosen.recomputed for _, _, chosen in parts),
         egraph=egraph_text(compilation),
         memory=compilation.memory_price,
+        results=results,
+        planned=planned,
     )
+
+
+def _plan_totals(plan: Plan) -> Totals:
+    """The sums over a plan's kernels, with all their runs."""
+    from eggpu.compiler.egraph.outcome import Totals
+
+    each = list(zip(plan.kernels, Loops(plan).runs(), strict=True))
+    return Totals(
+        cost=sum(n * k.predicted_ns for k, n in each),
+        kernels=len(each),
+        launches=sum(n for _, n in each),
+        nbytes=sum(n * (k.bytes_read + k.bytes_written) for k, n in each),
+        flops=sum(n * k.flops for k, n in each),
+    )
+
+
+def result_reports(
+    compilation: Compilation, kernels: Sequence[KernelReport]
+) -> tuple[ResultReport, ...]:
+    """Which kernel gives each result, or what a result is that no kernel gives."""
+    plan, graph = compilation.plan, compilation.graph
+    written = _written(plan)
+    arguments = {plan.buffers[n].place: plan.buffers[n] for n in plan.inputs}
+    found = []
+    names = graph.output_names or tuple(str(k) for k in range(len(graph.outputs)))
+    for name, node, number in zip(names, graph.outputs, plan.outputs, strict=True):
+        leaf = node.kind in (Kind.INPUT, Kind.CONSTANT)
+        line = "" if leaf else graph.sources.get(node, "")
+        k = written.get(number)
+        if k is not None:
+            told = f"kernel {k} {plan.kernels[k].name}"
+            buffer = plan.buffers[number].name
+            told += f", as {buffer}" if buffer != name else ""
+            lines = kernels[k].lines
+        else:
+            told = _given(plan, arguments, number) + (f", at {line}" if line else "")
+            lines = (line,) if line else ()
+        found.append(ResultReport(name, repr(node.type), k, told, lines))
+    return tuple(found)
+
+
+def _written(plan: Plan) -> dict[int, int]:
+    """The last kernel that writes each buffer, also by what a loop leaves or stacks in it."""
+    written = {
+        n: k
+        for k, kernel in enumerate(plan.kernels)
+        for b in kernel.bindings[: kernel.writes]
+        for n in b.buffers
+    }
+    for loop in reversed(plan.loops):
+        pairs = [(row.stack, row.buffer) for row in loop.rows]
+        pairs += [(n, c.after) for c in loop.carries for n in (c.even, c.odd)]
+        for into, view in pairs:
+            if view in written:
+                written[into] = max(written[view], written.get(into, -1))
+    return written
+
+
+def _given(plan: Plan, arguments: Mapping[Any, Buffer], number: int) -> str:
+    """What a result is that no kernel writes."""
+    buffer = plan.buffers[number]
+    argument = arguments.get(buffer.place)
+    if argument is not None:
+        return f"no kernel writes it: it is the argument {argument.name} as it came"
+    if buffer.place[0] == "constant":
+        return "no kernel writes it: it is a constant of the plan"
+    return "no kernel writes it"
 
 
 def _recognized(parts: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
@@ -223,23 +359,29 @@ def explained_kernels(compilation: Compilation) -> tuple[KernelReport, ...]:
         if explainer is None:
             continue
         class_of = part.selection.classes
-        groups = {g: k for k, made in enumerate(compilation.made) for g in made}
+        groups: dict[Group, list[int]] = {}
+        for k, made in enumerate(compilation.made):
+            for g in made:
+                groups.setdefault(g, []).append(k)
         mine = [g for g in part.selection.groups if isinstance(g, Group) and g in groups]
         stored = {class_of[o] for g in mine for o in g.outputs if o in class_of}
-        chosen: dict[int, Choice] = {}
+        chosen: dict[int, list[Choice]] = {}
         for classes, choice in explainer.choices(_MOST):
-            chosen |= dict.fromkeys(classes, choice)
+            for c in classes:
+                told = replace(choice, lines=explainer.line(c))
+                chosen.setdefault(explainer.under_views(c), []).append(told)
         for group in mine:
-            k = groups[group]
             outs = [class_of[o] for o in group.outputs if o in class_of]
             lines = explainer.lines(part.graph, outs, stored)
             inside = [class_of[n] for n in body(group) if n in class_of]
-            found = [chosen[c] for c in reversed(inside) if c in chosen]
-            kernels[k] = replace(
-                kernels[k],
-                lines=tuple(sorted({*kernels[k].lines, *lines}, key=_by_number)),
-                choices=tuple(dict.fromkeys((*kernels[k].choices, *found))),
-            )
+            found = [choice for c in reversed(inside) for choice in chosen.get(c, ())]
+            found += explainer.stored(outs)
+            for k in groups[group]:
+                kernels[k] = replace(
+                    kernels[k],
+                    lines=tuple(sorted({*kernels[k].lines, *lines}, key=_by_number)),
+                    choices=tuple(dict.fromkeys((*kernels[k].choices, *found))),
+                )
     return tuple(kernels)
 
 

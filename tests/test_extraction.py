@@ -413,8 +413,9 @@ def test_the_collector_is_as_it_was() -> None:
 
 def test_the_report_is_a_page_of_aligned_text(golden) -> None:
     slower = Other("dot(div, input)", 545_600.0, "+3 dispatches, +353 MB")
-    never = Other("argsort(input)", None, "no legal kernels")
-    choice = Choice(16, "f32[8, 64]", 12, "attention(dot, dot, dot)[0]", (slower, never))
+    never = Other("argsort(input)", None, "no legal kernels", rule="sort-rows")
+    lines = ("model.py:31", "model.py:52")
+    choice = Choice(16, "f32[8, 64]", 12, "attention(dot, dot, dot)[0]", (slower, never), lines)
     report = ExtractionReport(
         name="step",
         target="llvmpipe",

@@ -242,7 +242,8 @@ def test_a_dump_has_the_reasons_as_text_and_as_data(tmp_path):
     text = (folder / "5-kernels.txt").read_text()
     data = json.loads((folder / "report.json").read_text())
     report = compiled.report
-    assert text.rstrip() == "\n".join(map(str, report.kernels))
+    assert text.startswith("plan attend: 1 kernel, ")
+    assert text.rstrip().endswith("\n".join(map(str, (*report.results, "", *report.kernels))))
     assert text.rstrip() in compiled.explain(*LARGE)
     assert data["kernels"][0]["choices"][0]["others"][0]["why"]
     assert data["bytes_before"] == report.traced.nbytes == data["traced"]["nbytes"]
@@ -274,7 +275,8 @@ def test_an_unoptimized_program_reports_its_kernels():
     assert report.kernels
     assert report.choices == () == report.near_misses
     assert report.joint is None
-    assert str(report).startswith("kernel 0 ")
+    assert report.planned.kernels == len(report.kernels)
+    assert str(report).startswith(f"plan attend: {len(report.kernels)} kernels\nresult f32")
 
 
 MODULE = """
@@ -303,3 +305,196 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert main([*argv, "--kernel", "nothing"]) == 2
     assert main([*argv, "--line", "attending.py:99"]) == 2
     assert "no kernel computes attending.py:99" in capsys.readouterr().err
+
+
+def scores_too(q, k, v):
+    scores = q @ T(k)
+    return softmax(eg.where(eg.arange(256) < 200, scores * 0.3, -np.inf), -1) @ v, scores
+
+
+def test_scores_that_are_returned_before_scale_and_mask_are_told():
+    (miss,) = report_of(scores_too, *LARGE).near_misses
+    assert str(miss).startswith(
+        f"attention not formed at test_report.py:{line_of(scores_too, 'return')}: "
+        "the scores are also returned; it would cost "
+    )
+
+
+@pytest.mark.parametrize("rules", [("attention",), ("weights", "attention")])
+def test_a_rule_that_is_left_out_is_told(rules):
+    report = report_of(attend, *QKV, without=rules)
+    assert report.recognized["attention"] == (0, 1)
+    (miss,) = report.near_misses
+    names, verb = ", ".join(rules), "is" if len(rules) == 1 else "are"
+    assert miss.why == f"the rule{'s' * (len(rules) > 1)} {names} {verb} left out"
+
+
+def returning(x, g):
+    kept = eg.exp(x)
+    return x, x.reshape((-1,)), g + 0, eg.full((4,), 2.0) * 3.0, kept, {"again": kept}
+
+
+def test_every_result_says_which_kernel_gives_it_or_what_it_is():
+    report = report_of(returning, np.zeros((4, 8), np.float32), np.zeros(3, np.float32))
+    told = {r.name: r for r in report.results}
+    assert [r.name for r in report.results] == ["0", "1", "2", "3", "4", "5.again"]
+    for name, argument in (("0", "x"), ("1", "x"), ("2", "g")):
+        assert told[name].kernel is None
+        assert told[name].told.startswith(
+            f"no kernel writes it: it is the argument {argument} as it came"
+        )
+    assert told["1"].lines == (f"test_report.py:{line_of(returning, 'x.reshape')}",)
+    for name in ("3", "4", "5.again"):
+        kernel = report.kernel(told[name].kernel)
+        assert kernel.lines == told[name].lines
+        assert "test_report.py" in kernel.lines[0]
+    assert told["4"].kernel == told["5.again"].kernel
+    assert report.result("4") is report.result(4) is told["4"]
+    assert all(str(r) in str(report) for r in report.results)
+    with pytest.raises(KeyError, match=r"no result .y.; there are 0, 1, 2, 3, 4, 5.again"):
+        report.result("y")
+    with pytest.raises(KeyError, match=r"result 2 .*: no kernel writes it: it is the argument g"):
+        report.kernel("2")
+
+
+def test_results_of_loops_have_kernels():
+    def looped(x):
+        return eg.scan(lambda c, _: (eg.tanh(c @ c), eg.sum(c)), x, length=3)
+
+    report = report_of(looped, np.zeros((8, 8), np.float32))
+    assert [r.kernel is not None for r in report.results] == [True, True]
+    named = {w for k in report.kernels for w in k.writes}
+    for kernel in report.kernels:  # names inside loops are those of the plan around them
+        assert all(f"%{w} =" in kernel.computes for w in kernel.writes)
+    assert len(named) == sum(len(k.writes) for k in report.kernels)
+
+
+def test_the_totals_of_the_plan_are_the_sums_of_its_kernels():
+    def loss(ws, x):
+        for w in ws:
+            x = eg.tanh(x @ w)
+        return eg.sum(x)
+
+    def clipped(ws, x):
+        grads = eg.grad(loss)(ws, x)
+        norm = eg.sqrt(sum(eg.sum(g * g) for g in grads))
+        return [g / norm for g in grads]
+
+    ws = [np.zeros((32, 32), np.float32)] * 4
+    report = report_of(clipped, ws, np.zeros((64, 32), np.float32))
+    assert report.planned.cost == pytest.approx(sum(1e3 * k.predicted_us for k in report.kernels))
+    assert report.planned.nbytes == sum(k.nbytes for k in report.kernels)
+    assert report.planned.flops == sum(k.flops for k in report.kernels)
+    assert report.planned.kernels == len(report.kernels) < report.joint.kernels
+    saved = (report.planned.cost - report.joint.cost) / 1e3
+    assert f"{report.joint.kernels} kernels of {report.joint.cost / 1e3:.1f} us" in str(report)
+    assert f"share dispatches ({saved:+.1f} us)" in str(report)
+
+
+def test_attention_without_its_kernel_has_a_price_in_a_training_step():
+    def loss(q, k, v):
+        return eg.sum(nn.scaled_dot_product_attention(q, k, v, causal=True) ** 2)
+
+    report = report_of(eg.value_and_grad(loss, (0, 1, 2)), *LARGE)
+    told = {c.chosen.partition("(")[0]: c for k in report.kernels for c in k.choices}
+    for name in ("attention", "attention_backward"):
+        unfused = [o for o in told[name].others if o.text.startswith("dot(")]
+        assert unfused
+        assert all(o.loss is not None and o.loss > 0 and "dispatches" in o.why for o in unfused)
+
+
+def test_choices_have_lines_and_alternatives_the_rules_that_made_them():
+    report = report_of(probabilities_too, *LARGE)
+    (choice,) = report.choices
+    assert choice.lines == (f"test_report.py:{line_of(probabilities_too, 'return')}",)
+    assert [(o.text.partition("(")[0], o.rule) for o in choice.others] == [
+        ("attention", "attention")
+    ]
+    assert "by attention: " in str(report)
+    assert f"for {choice.type} at {choice.lines[0]}" in str(report)
+
+
+def test_a_stored_value_says_what_it_would_cost_not_to_store_it():
+    def twice(x):
+        y = eg.exp(x)
+        return y @ y
+
+    report = report_of(twice, np.zeros((256, 256), np.float32))
+    first, last = report.kernels
+    (kept,) = [c for c in first.choices if c.chosen.startswith("stored exp")]
+    again, together = kept.others
+    assert again.text == "computed again in the kernel that reads it"
+    assert again.loss > 0
+    assert "MFLOP" in again.why
+    assert together.text == "in one kernel with a reader"
+    assert not any(c.chosen.startswith("stored") for c in last.choices)  # a result is stored anyway
+
+
+def decode(q, k, v, length):
+    seen = eg.arange(k.shape[-2]) < length
+    return nn.scaled_dot_product_attention(q, k, v, seen)
+
+
+DECODERS = ("attention", "attention_online", "attention_phases", "attention_split")
+
+
+@pytest.mark.parametrize("keys", [128, 2048, 32768])
+def test_the_decode_kernel_is_explained_by_what_the_others_would_cost(keys):
+    cache = np.zeros((1, 3, keys, 64), np.float32)
+    query = np.zeros((1, 9, 1, 64), np.float32)
+    report = report_of(decode, query, cache, cache, np.int32(keys // 2))
+    for kernel in report.kernels:  # split keys: also the kernel that joins the parts
+        told = [c for c in kernel.choices if not c.chosen.startswith("stored")]
+        taken = next(c.chosen.partition("(")[0] for c in told if c.chosen.startswith("attention"))
+        others = [o for c in told for o in c.others]
+        assert {o.text.partition("(")[0] for o in others} == {*DECODERS, "dot"}
+        assert all(o.loss is not None and o.loss > 0 for o in others)
+        assert any(o.text.startswith(f"{taken}(") and "mask=" in o.text for o in others)
+    assert taken == ("attention_online" if keys == 128 else "attention_split")
+
+
+@pytest.mark.parametrize("keys", [128, 2048, 32768])
+def test_every_decode_kernel_gives_the_same(keys):
+    random = np.random.default_rng(keys)
+    q, k, v = (random.standard_normal((1, h, n, 16), dtype=np.float32)
+               for h, n in ((6, 1), (2, keys), (2, keys)))  # fmt: skip
+    expected = np.asarray(eg.compile(decode, cache=False)(q, k, v, np.int32(keys - 7)).numpy())
+    for name in DECODERS:
+        forced = eg.compile(decode, cache=False, force=(name,))
+        found = forced(q, k, v, np.int32(keys - 7)).numpy()
+        assert any(kernel.name.startswith(name) for kernel in forced.plan.kernels)
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+COMPILED = """
+import eggpu as eg
+from eggpu import nn
+
+@eg.compile(without=("attention",))
+def attend(q, k, v):
+    return nn.softmax(q @ k.swapaxes(-1, -2), -1) @ v
+"""
+
+
+def test_the_command_by_its_other_name_tells_results_and_takes_options(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("EGGPU_CACHE_DIR", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "module_attending.py").write_text(MODULE)
+    (tmp_path / "module_compiled.py").write_text(COMPILED)
+    types = ["--arg", "f32[2,24,8]"] * 3
+    argv = ["explain", "module_attending.py:attend", *types]
+    assert main([*argv, "--result", "0"]) == 0
+    assert capsys.readouterr().out.startswith("result 0 f32[2, 24, 8]: kernel ")
+    assert main([*argv, "--result", "9"]) == 2
+    assert "no result '9'; there are 0, 1" in capsys.readouterr().err
+    assert main([*argv, "--json", "--force", "attention"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert any(k["name"] == "attention" for k in data["kernels"])
+    assert main([*argv, "--without", "softmax"]) == 0
+    assert "recognized: softmax" not in capsys.readouterr().out
+    assert main([*argv, "--without", "nothing"]) == 2
+    assert "without names 'nothing', which is no rule" in capsys.readouterr().err
+    assert main(["inspect", "module_compiled.py:attend", *types, "--misses"]) == 0
+    assert "the rule attention is left out" in capsys.readouterr().out  # as its module says

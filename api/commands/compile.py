@@ -17,6 +17,7 @@ import numpy as np
 import eggpu as eg
 from eggpu.compiler import pytree
 from eggpu.compiler.errors import EggpuError, TypeMismatch
+from eggpu.compiler.pipeline import Options
 from eggpu.compiler.schedule.show import plan_text
 
 _EXAMPLE = "eggpu compile model.py:loss --arg f32[8,64] --arg model.py:weights --grad --dump out"
@@ -39,7 +40,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--dump", metavar="DIR", type=Path, help="write every stage and the WGSL")
     parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for eggpu.load")
     parser.add_argument(
-        "--precision", choices=("float32", "mixed"), default="float32",
+        "--precision", choices=("float32", "mixed"),
         help="mixed: activations and operands of products as f16 (default: float32)",
     )  # fmt: skip
     parser.add_argument(
@@ -77,15 +78,23 @@ def add_function(parser: argparse.ArgumentParser) -> None:
         help="compile value and gradients with respect to every argument that holds floats",
     )  # fmt: skip
     parser.add_argument("--no-optimize", action="store_true", help="a kernel for every operation")
+    parser.add_argument(
+        "--relaxed", action="store_true",
+        help="also rules that change float32 results by more than rounding",
+    )  # fmt: skip
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="RULE", help="leave a rewrite rule out"
+    )
+    parser.add_argument(
+        "--force", action="append", default=[], metavar="KERNEL",
+        help="a kernel, such as attention_split, that computes whatever it can",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile and print the plan."""
-    program, arguments = function_of(args)
-    compiled = eg.compile(
-        program, optimize=not args.no_optimize, precision=args.precision,
-        max_memory=args.max_memory, tune=args.tune,
-    )  # fmt: skip
+    given = {"precision": args.precision, "max_memory": args.max_memory, "tune": args.tune}
+    compiled, arguments = compiled_of(args, **{k: v for k, v in given.items() if v})
     compilation = compiled.compile(*arguments)
     print(plan_text(compilation.plan))
     seconds = ", ".join(f"{name} {s:.2f} s" for name, s in compilation.seconds.items())
@@ -103,6 +112,20 @@ def run(args: argparse.Namespace) -> int:
         if args.profile:
             print(f"the trace for ui.perfetto.dev is in {profile.save(args.profile)}")
     return 0
+
+
+def compiled_of(args: argparse.Namespace, **options: Any) -> tuple[eg.Compiled, list[Any]]:
+    """The function that the flags name with their options, and its arguments. One that is compiled
+    in its module keeps the options that it has there."""
+    function, arguments = function_of(args)
+    found = named(args.function)
+    known = found.options if isinstance(found, eg.Compiled) else Options()
+    donate = found._donate if isinstance(found, eg.Compiled) and not args.grad else ()
+    options |= {"optimize": False} if args.no_optimize else {}
+    options |= {"relaxed": True} if args.relaxed else {}
+    options["without"] = (*known.without, *args.without)
+    options["force"] = (*known.force, *args.force)
+    return eg.compile(function, donate=donate, options=known, **options), arguments
 
 
 def function_of(args: argparse.Namespace) -> tuple[Callable[..., Any], list[Any]]:

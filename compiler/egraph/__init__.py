@@ -15,12 +15,15 @@ from ..ops.move import Transpose
 from .analysis import derived
 from .encode import encode
 from .language import form_of
-from .near import look
+from .near import attention_results, look
 from .report import EGraphReport, Round
+from .rules import all_rules
 from .rules.named import NAMED, WEIGHTS
 from .saturate import Options, Run, language_of, prepared, run_phases
 from .snapshot import Snapshot
 from .terms import Class, Frozen, freeze, snapshot
+
+ATTENTION = "attention"  # the theme of its rules
 
 
 def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapshot, EGraphReport]:
@@ -46,7 +49,11 @@ def saturate_graph(graph: Graph, options: Options | None = None) -> tuple[Snapsh
         clock("saturate")
         frozen = freeze(engine, forms, nodes, NAMED.values(), makers)
         found = snapshot(frozen, nodes, len(program), [number[o] for o in graph.outputs])
-        report.near_misses, report.possible = look(frozen, program, graph, found.class_of)
+        about = {rule.base for rule in all_rules() if rule.theme == ATTENTION}
+        left_out = [name for name in options.disabled if name in about]
+        report.near_misses, report.possible = look(
+            frozen, program, graph, found.class_of, left_out, _stop(runs)
+        )
         clock("decode")
     _fill(report, runs, frozen)
     return found, report
@@ -99,8 +106,13 @@ def _fill(report: EGraphReport, runs: list[Run], frozen: Frozen) -> None:
         report.rounds.append(Round(run.phase, run.steps, run.nodes, run.classes, fired))
     report.recognized = recognized(frozen)
     report.matches = dict(sorted(total.items()))
+    report.stop = _stop(runs)
+
+
+def _stop(runs: Sequence[Run]) -> str:
+    """Why saturation ended: "saturated", or the bounds that were hit."""
     stops = [f"{run.stop} in {run.phase}" for run in runs if run.stop != "saturated"]
-    report.stop = ", ".join(stops) or "saturated"
+    return ", ".join(stops) or "saturated"
 
 
 def recognized(frozen: Frozen) -> dict[str, tuple[int, int]]:
@@ -128,8 +140,10 @@ def _attention(frozen: Frozen, softmax: set[Class]) -> dict[str, tuple[int, int]
     for enode in frozen.enodes:
         if isinstance(enode.op, Get):
             results[enode.kids[0]] = results.get(enode.kids[0], 0) + 1
-    used = {e.kids[0] for e in frozen.enodes if isinstance(e.op, Dot)} & softmax
-    forward = {p for name in WEIGHTS for _, p in frozen.named[name]} & used
+    products = [e for e in frozen.enodes if isinstance(e.op, Dot) and e.kids[0] in softmax]
+    used, formed = {e.kids[0] for e in products}, attention_results(frozen)
+    weights = {p for name in WEIGHTS for _, p in frozen.named[name]}
+    forward = {e.kids[0] for e in products if e.cls in formed} & weights
     differentiated = {kids[0] for kids, _ in frozen.named["SoftmaxGrad"]} & used
     backward = {kids[3] for kids, _ in frozen.named["ScoreGrad"] if results.get(kids[0], 0)} & used
     counts = {

@@ -83,7 +83,7 @@ def _searched(draft: Draft, effort: Effort, color: list[int]) -> Search:
 
 def _report(search: Search, two_steps: Totals, graph: Graph, explain: int) -> ExtractionReport:
     p, d, target = search.p, search.draft, search.draft.pricer.target
-    explainer = Explainer(search)
+    explainer = Explainer(search, graph.sources)
     computed = [c for c in p.live if d.inside[c] and d.kern[c] < 0]
     return ExtractionReport(
         name=graph.name,

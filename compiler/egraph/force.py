@@ -12,7 +12,7 @@ from ..ir import Graph
 from ..schedule.selection import Group, Selection
 from ..schedule.target import Target
 from .anchor import Anchor, AnchorCost
-from .explain import all_results, alternatives_of, describe
+from .explain import alternatives_of, describe, force
 from .extract import decode, donated_classes, improve, separated, two_step
 from .graph import Problem, problem
 from .moves import MoveKind
@@ -81,7 +81,7 @@ class Forced:
                     continue
                 name = describe(d, n)
                 mark = d.mark()
-                if trial(d, all_results(d, c, n), force=True):
+                if force(d, c, n):
                     touched = set(d.touched)
                     self.search.descend(sorted(x for x in touched if d.kern[x] >= 0), touched)
                     if d.choice[c] == n:

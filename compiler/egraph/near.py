@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ..ir import Graph, Kind, Node, Op
 from ..ops.contract import Dot
 from ..ops.elementwise import Elementwise
-from ..ops.fused import Attention, AttentionBackward, Get
+from ..ops.fused import Attention, AttentionBackward, AttentionBase, Get
 from ..ops.move import Reshape
 from ..ops.reduce import Reduce
 from ..schedule.selection import Selection
@@ -60,8 +60,10 @@ class _Program:
     frozen: Frozen
     graph: Graph
     of: Mapping[Node, Class]
-    nodes: dict[Class, list[Node]] = field(default_factory=dict)
+    left_out: Sequence[str] = ()  # rules about attention
+    stop: str = "saturated"
     readers: dict[Class, list[Node]] = field(default_factory=dict)
+    nodes: dict[Class, list[Node]] = field(default_factory=dict)
     stones: dict[str, set[Class]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -94,12 +96,20 @@ class _Program:
 
 
 def look(
-    frozen: Frozen, order: Sequence[Node], graph: Graph, number: Mapping[Node, int]
+    frozen: Frozen,
+    order: Sequence[Node],
+    graph: Graph,
+    number: Mapping[Node, int],
+    left_out: Sequence[str] = (),
+    stop: str = "saturated",
 ) -> tuple[list[NearMiss], list[Possible]]:
     """What the e-graph does not hold, and what it holds and extraction may not choose. `order` are
-    the traced nodes, `number` their classes in the snapshot.
+    the traced nodes, `number` their classes in the snapshot, `left_out` the rules about attention
+    that were not used, `stop` why saturation ended.
     """
-    p = _Program(frozen, graph, {n: frozen.nodes[i] for i, n in enumerate(order)})
+    of = {n: frozen.nodes[i] for i, n in enumerate(order)}
+    p = _Program(frozen, graph, of, left_out, stop)
+    formed = attention_results(frozen)
     missed: dict[NearMiss, None] = {}
     possible: list[Possible] = []
     weights = set[Class]().union(*(p.stones[name] for name in WEIGHTS))
@@ -107,7 +117,10 @@ def look(
     for cls, x in softmax.items():
         products = [n for n in p.readers.get(cls, ()) if _reads(n, p.nodes.get(cls, ()))]
         if products and cls in weights:
-            possible += [_possible(p, n, cls, x, number[n]) for n in products[:1] if n in number]
+            found = [n for n in products if p.of[n] in formed]
+            possible += [_possible(p, n, cls, x, number[n]) for n in found[:1] if n in number]
+            if not found:
+                missed[NearMiss("attention", p.line(*products, *p.nodes[cls]), _unformed(p))] = None
         elif products:
             why = _no_weights(p, cls, x)
             if why:
@@ -117,6 +130,23 @@ def look(
     missed.update(dict.fromkeys(_unshifted(p, set(softmax))))
     missed.update(dict.fromkeys(_backward(p, p.stones["Weights"] | p.stones["WeightsX"])))
     return sorted(missed, key=lambda m: (m.at, m.what, m.why)), possible
+
+
+def attention_results(frozen: Frozen) -> set[Class]:
+    """The values that an attention kernel of the e-graph gives."""
+    made = {e.cls for e in frozen.enodes if isinstance(e.op, AttentionBase)}
+    return {e.cls for e in frozen.enodes if isinstance(e.op, Get) and e.kids[0] in made}
+
+
+def _unformed(p: _Program) -> str:
+    """Why nothing came of probabilities that a rule had found."""
+    if p.left_out:
+        several = len(p.left_out) > 1
+        names = ", ".join(p.left_out[:4]) + (", ..." if len(p.left_out) > 4 else "")
+        return f"the rule{'s' if several else ''} {names} {'are' if several else 'is'} left out"
+    if p.stop != "saturated":
+        return f"saturation ended before it was found ({p.stop})"
+    return "no rule has a kernel for it"
 
 
 def _reads(node: Node, values: Sequence[Node]) -> bool:
@@ -130,7 +160,27 @@ def _possible(p: _Program, product: Node, cls: Class, x: Class, number: int) -> 
         found = p.uses(value, inside)
         if found:
             parts.append(f"the {name} are {found}")
+    if not any(part.startswith("the scores") for part in parts):
+        parts += [f"the scores are {use}" for use in _raw_uses(p, cls, x, inside)][:1]
     return Possible("attention", number, p.line(product), ", ".join(parts))
+
+
+def _raw_uses(p: _Program, cls: Class, x: Class, inside: set[Node]) -> Iterator[str]:
+    """Who else needs the scores as they were before scale, soft cap, bias or mask."""
+    trained = any(kids[0] == cls for kids, _ in p.frozen.named["SoftmaxGrad"])
+    stack, path = list(p.nodes.get(x, ())), set(inside)
+    below: dict[Class, None] = {}
+    while stack:
+        node = stack.pop()
+        if node not in path and _product(node):
+            path.add(node)
+            below[p.of[node]] = None
+            stack.extend(() if isinstance(node.op, Dot) else (o for o in node.operands))
+    for value in below:
+        found = p.uses(value, path)
+        # what a gradient reads of them is in its kernel
+        if found and (found == "also returned" or not trained):
+            yield found
 
 
 def _inside(p: _Program, cls: Class, x: Class) -> set[Node]:
@@ -190,6 +240,8 @@ def _scores(p: _Program, node: Node) -> str:
     if label in ("mul", "div"):
         return f"the scale is an array that differs between scores ({label}), not one number"
     if isinstance(node.op, Dot):
+        if p.left_out or p.stop != "saturated":
+            return _unformed(p)
         return "its operands' layout has no attention"
     return f"{label} stands between the product and softmax"
 
@@ -210,6 +262,8 @@ def _masked(p: _Program, node: Node) -> str:
         )
     if p.of.get(below) not in p.stones["Scores"] and _label(seen.op) != "dot":
         return _scores(p, below)
+    if p.left_out or p.stop != "saturated":
+        return _unformed(p)
     return "softmax gives a row without any key something else than attention does"
 
 

@@ -71,7 +71,7 @@ class ExtractionReport:
                 f"extraction {self.name} for {self.target}: {self.nodes} e-nodes"
                 f" in {self.classes} classes, {self.orbits} of them unlike",
                 *_programs(self),
-                f"  stored {self.stored} classes, inlined {self.inlined},"
+                f"  stored {self.stored} class{'es' * (self.stored != 1)}, inlined {self.inlined},"
                 f" {self.recomputed} of these in several kernels",
                 *_choices(self.choices),
             ]
@@ -105,14 +105,16 @@ def _programs(report: ExtractionReport) -> list[str]:
 def _choices(choices: tuple[Choice, ...]) -> list[str]:
     if not choices:
         return []
-    rows: list[tuple[str, ...]] = [("choice", "times", "chosen", "instead of", "us more", "why")]
+    title = ("choice", "line", "times", "chosen", "instead of", "by", "us more", "why")
+    rows: list[tuple[str, ...]] = [title]
     for choice in choices:
-        head = (f"c{choice.cls} {choice.type}", str(choice.times), choice.chosen)
+        at = ", ".join(choice.lines[:1]) + (", ..." if len(choice.lines) > 1 else "")
+        head = (f"c{choice.cls} {choice.type}", at, str(choice.times), choice.chosen)
         for other in choice.others:
             lost = "-" if other.loss is None else f"{other.loss / 1e3:.1f}"
-            rows.append((*head, other.text, lost, other.why))
-            head = ("", "", "")
-    return aligned(rows, left=6, right=(1, 4))
+            rows.append((*head, other.text, other.rule, lost, other.why))
+            head = ("", "", "", "")
+    return aligned(rows, left=8, right=(2, 6))
 
 
 def aligned(rows: list[tuple[str, ...]], left: int, right: tuple[int, ...] = ()) -> list[str]:

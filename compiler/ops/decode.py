@@ -40,6 +40,11 @@ class DecodeBase(AttentionBase):
         return True
 
     @property
+    def operand_names(self) -> tuple[str, ...]:
+        bounds = ("first", "end") if self.bounded else ()
+        return ("", "", "", *bounds, *self.extras)
+
+    @property
     def read_share(self) -> float:
         """The share of the keys and values that the kernel reads, as the cost model takes it."""
         return FILLED if self.bounded else 1.0

@@ -62,6 +62,11 @@ class AttentionBase(Op):
         """What each of the last operands is."""
         return EXTRAS[self.extra]
 
+    @property
+    def operand_names(self) -> tuple[str, ...]:
+        """What reports call the operands that not every attention has, "" for the others."""
+        return ("", "", "", *self.extras)
+
     def places(self, rows: int) -> np.ndarray:
         """Which query each row is."""
         return np.arange(rows)
@@ -162,6 +167,10 @@ class GradientBase(AttentionBase):
     """
 
     empty: str = "zero"
+
+    @property
+    def operand_names(self) -> tuple[str, ...]:
+        return ("",) * 6 + self.extras
 
     def fits(
         self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, extra: Sequence[Type]

@@ -327,8 +327,9 @@ class _Memory:
             if self.place(number) == self.place(result):
                 operands[source.first_carry + k] = table.number(number)
         Embedding(
-            source, operands, results, twins, blocks, table.add, table.constants, kernels, loops
-        ).embed()
+            source, operands, results, twins, blocks, table.add, table.buffers, table.constants,
+            kernels, loops,
+        ).embed()  # fmt: skip
 
     def _block(self, value: int) -> tuple[int, int]:
         """The block of scratch in which a value lies, and its offset."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -110,7 +110,7 @@ class Embedding:
     """A body's plan being put into the plan around it.
 
     `operands` and `results` are buffers of that plan, `twins` those of carries by number, `blocks`
-    the places of the body's scratch. `add` gives a buffer a number.
+    the places of the body's scratch. `add` gives a buffer a number, by which it is in `buffers`.
     """
 
     source: LoopSource
@@ -119,6 +119,7 @@ class Embedding:
     twins: dict[int, int]
     blocks: Sequence[tuple[int, int]]
     add: Callable[[Buffer], int]
+    buffers: Sequence[Buffer]
     constants: list[Constant]
     kernels: list[Kernel]
     loops: list[Repeat]
@@ -128,10 +129,14 @@ class Embedding:
         body, op = self.source.plan, self.source.op
         number, start = len(self.loops), len(self.kernels)
         new = [self._number(b, number) for b in range(len(body.buffers))]
+        names = {b.name: self.buffers[n].name for b, n in zip(body.buffers, new, strict=True)}
         for kernel in body.kernels:
+            computes = _renamed(kernel.computes, names)
             bindings = tuple(replace(b, buffer=new[b.buffer], image=-1) for b in kernel.bindings)
             updates = tuple((k, new[b]) for k, b in kernel.updates)
-            self.kernels.append(replace(kernel, bindings=bindings, updates=updates))
+            self.kernels.append(
+                replace(kernel, bindings=bindings, updates=updates, computes=computes)
+            )
         stop = len(self.kernels)
         rows, carries = self._rows(new), self._carries(new)
         self.loops.append(Repeat(start, stop, op.count, rows, carries))
@@ -183,6 +188,11 @@ class Embedding:
             )  # the last round gives the result
             carries.append(Carry(value, after, first, even, odd))
         return tuple(carries)
+
+
+def _renamed(computes: str, names: Mapping[str, str]) -> str:
+    """What a kernel computes, with other names of buffers."""
+    return re.sub(r"%([\w.']+)", lambda m: f"%{names.get(m[1], m[1])}", computes)
 
 
 def _moved(loop: Repeat, start: int, new: Sequence[int]) -> Repeat:
