@@ -69,9 +69,12 @@ class Pipelines:
         return self._device.gpu.create_bind_group(layout=self.layout(accesses), entries=entries)
 
     def image(self, image: Image) -> tuple[Any, Any]:
-        """A new image, and the view of it that kernels read."""
+        """A new image, and the view of it that kernels read.
+
+        None has sides that are powers of two, whose kernels lavapipe translates once more.
+        """
         made = self._device.gpu.create_texture(
-            size=(image.width, image.rows, 1),
+            size=(_uneven(image.width), _uneven(image.rows), 1),
             format={t.nbytes: t.format for t in TEXELS.values()}[image.texel],
             usage=wgpu.TextureUsage.STORAGE_BINDING | wgpu.TextureUsage.COPY_DST,
         )
@@ -179,6 +182,13 @@ class Pipelines:
                 made = self._device.gpu.create_buffer(size=_DUMMY_BYTES, usage=usage)
                 self._given[access] = (made, 0, _DUMMY_BYTES)
         return self._given[access]
+
+
+def _uneven(side: int) -> int:
+    """The least number from `side` on that is no power of two."""
+    while side & (side - 1) == 0:
+        side += 1
+    return side
 
 
 def explain(name: str, wgsl: str, message: str) -> str:
