@@ -14,7 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 MOST_MADE = 64 << 20  # characters and items that a template makes in all
 
-_ITEM = 128  # what an item costs besides its characters
+# what an item costs besides its characters, a round of a loop, and a call of a macro
+_ITEM, _ROUND, _CALL = 128, 1024, 4096
 
 # What makes any amount from a number, and is not needed by templates of conversations.
 _NO_FILTERS = ("batch", "center", "pprint", "slice", "sum", "urlize", "wordwrap", "xmlattr")
@@ -64,11 +65,23 @@ class _Bounded(ImmutableSandboxedEnvironment):
         self.concat = self.joined  # of blocks, macros and the whole text
         self.finalize = self.shown
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """The tree, in which rounds of loops and calls of macros count as well."""
+        tree = super()._parse(source, name, filename)
+        for part in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            cost = nodes.Const(_ROUND if isinstance(part, nodes.For) else _CALL)
+            count = nodes.Call(nodes.EnvironmentAttribute("count"), [cost], [], None, None)
+            part.body.insert(0, nodes.ExprStmt(count))  # type: ignore[attr-defined]
+        return tree
+
     def count(self, size: float) -> None:
         """Something of this size is about to be made."""
         self.left -= size
         if self.left < 0:
-            raise SecurityError(f"it makes more than {MOST_MADE} characters")
+            raise SecurityError(
+                f"it makes more than {MOST_MADE} characters, {MOST_MADE // _ROUND} rounds of loops "
+                f"or {MOST_MADE // _CALL} calls of macros"
+            )
 
     def joined(self, parts: Iterable[Any]) -> str:
         """The texts of all parts."""

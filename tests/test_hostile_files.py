@@ -296,6 +296,10 @@ TEMPLATES = [
     "{% set s = 'xxxxxxxxxx' %}" + "{% set s %}{{ s }}{{ s }}{% endset %}" * 60,
     "{% for i in range(90000) %}{{ 'x' * 5000 }}{% endfor %}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+    "{% for i in range(90000) %}{% for j in range(90000) %}{% continue %}{% endfor %}{% endfor %}",
+    "{% for i in range(90000) recursive %}{{ loop(range(90000)) }}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{% set a = f(n-1), f(n-1) %}{% endif %}{% endmacro %}{{ f(60) }}",
 ]  # fmt: skip
 
 
