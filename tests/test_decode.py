@@ -149,7 +149,7 @@ def test_the_report_says_why_a_kernel_was_taken(target, context, kernel):
 
 @pytest.mark.parametrize("keys", [128, 2048, 32_768])
 def test_explain_tells_the_kernel_of_grouped_heads_and_why(keys):
-    """As a user types it: the last kernel has the choice, and no near miss is told of what was
+    """As a user types it: every kernel has the choice, and no near miss is told of what was
     formed behind a reshape."""
 
     def over_cache(q, k, v, count):
@@ -161,7 +161,10 @@ def test_explain_tells_the_kernel_of_grouped_heads_and_why(keys):
     run = eg.compile(over_cache, cache=False)
     out = np.asarray(run(*given))
     text = str(run.report.kernels[-1])
-    (chosen,) = [line for line in text.splitlines() if line.startswith("  chosen ")]
+    assert all(k.choices == run.report.kernels[-1].choices for k in run.report.kernels)
+    chosen, view = [line for line in text.splitlines() if line.startswith("  chosen ")]
+    assert " reshape(get) " in view  # of heads that share keys: those of the query, apart
+    assert "    not      dot(" in text.partition(view)[2]
     taken = next(name for name in KERNELS if name in chosen)
     assert taken == ("attention_online" if keys == 128 else "attention_split")
     assert all(f"    not      {name}(" in text for name in {"attention", *KERNELS} - {taken})
