@@ -92,11 +92,18 @@ class Device:
         self.mappable = cpu and "mappable-primary-buffers" in self.target.features
         self.pool = Pool(self, _host_memory() * 9 // 10 if cpu else None)
         self.pipelines = Pipelines(self)
+        self.others: list[Device] = []  # of the same adapter, which translate kernels
         self.target = make_target(adapter, gpu, _probe_subgroup(self))
         _alive.add(self)
 
     def __repr__(self) -> str:
         return f"Device({self.target.name}, {self.target.backend})"
+
+    def another(self) -> Device:
+        """A second device of the same adapter, with a queue of its own."""
+        raw = self.gpu.adapter
+        opened = raw.request_device_sync(required_features=features(self.adapter, raw))
+        return Device(self.adapter, opened, self.debug)
 
     def alloc(self, nbytes: int) -> DeviceBuffer:
         """A buffer of `nbytes`, rounded up to whole words, with undefined contents."""
@@ -175,9 +182,9 @@ class Device:
         if not (self.batching and few):
             self.send()
 
-    def submit(self, command_buffers: Sequence[Any]) -> None:
-        """Submits, after what was recorded before. Needs the lock."""
-        self._submit([*self._closed(), *command_buffers])
+    def submit(self, command_buffers: Sequence[Any]) -> int:
+        """Submits, after what was recorded before; the number of the submission. Needs the lock."""
+        return self._submit([*self._closed(), *command_buffers])
 
     def send(self) -> None:
         """Submits what was recorded. Needs the lock.
@@ -196,7 +203,7 @@ class Device:
         self._calls, self._calls_ns = 0, 0.0
         return [] if passes is None else [passes.end().finish()]
 
-    def _submit(self, command_buffers: Sequence[Any]) -> None:
+    def _submit(self, command_buffers: Sequence[Any]) -> int:
         """Submits, and waits for old submissions when too many are under way."""
         index = native.submit(self.gpu, command_buffers)
         self.queued = 0
@@ -207,6 +214,7 @@ class Device:
         self._in_flight.append(index)
         if len(self._in_flight) > _IN_FLIGHT:
             native.poll(self.gpu, wait=True, index=self._in_flight.popleft())
+        return index
 
     def flush(self) -> None:
         """Submits what was recorded and queued writes, if there are any. Needs the lock."""
@@ -305,6 +313,7 @@ def _finish() -> None:
     its libraries down ends in a segmentation fault."""
     for device in list(_alive):
         with suppress(Exception):
+            device.pipelines.stop()
             device.synchronize()
 
 

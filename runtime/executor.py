@@ -104,6 +104,7 @@ class Executable:
         `fetch` names results that the host will read: the call copies them for it, so that reading
         one does not wait for later calls.
         """
+        self.device.pipelines.wait()
         with self.device.lock:
             places = self._places(buffers)
             told = dict.fromkeys(self.plan.outputs[i] for i in fetch)
@@ -118,6 +119,7 @@ class Executable:
 
         Of a kernel in a loop it is the sum over its runs.
         """
+        self.device.pipelines.wait()
         with self.device.lock:
             places = self._places(buffers)
             recording = self._recording(self._spare(places))
@@ -132,6 +134,7 @@ class Executable:
     def total(self, buffers: Sequence[DeviceBuffer], repeat: int = 5) -> int:
         """The least nanoseconds of a call on the device, without timestamps between its kernels;
         the arguments keep their values."""
+        self.device.pipelines.wait()
         with self.device.lock:
             recording = self._recording(self._spare(self._places(buffers)))
             return timing.total(self.device, recording.steps, repeat)

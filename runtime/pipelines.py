@@ -14,6 +14,7 @@ from ..compiler.schedule.images import TEXELS
 from ..compiler.schedule.plan import Access, Image, Kernel
 from . import native
 from .errors import KernelError
+from .translate import Translation
 
 if TYPE_CHECKING:
     from .buffers import DeviceBuffer
@@ -40,10 +41,12 @@ class Pipelines:
         self._pipelines: dict[Key, Any] = {}
         self._layouts: dict[Accesses, tuple[Any, Any]] = {}
         self._dummies: dict[Accesses, Any] = {}
+        self._translations: list[Translation] = []
         self._given: dict[Access, tuple[Any, int, int]] = {}  # what dummies bind
 
     def get(self, kernels: Sequence[Kernel]) -> list[Any]:
-        """The pipeline of each kernel. On a CPU the driver starts to translate new ones at once.
+        """The pipeline of each kernel. On a CPU the driver starts to translate new ones at once;
+        `wait` before they run.
 
         Raises KernelError with the source around the error when WGSL does not compile.
         """
@@ -52,7 +55,7 @@ class Pipelines:
         if missing:
             self._build(missing)
             if self._device.target.kind == "cpu":
-                self._translate(list(missing))
+                self._translations.append(Translation(self._device, missing))
         return [self._pipelines[key] for key in keys]
 
     def layout(self, accesses: Accesses) -> Any:
@@ -146,26 +149,37 @@ class Pipelines:
                 self._layouts[accesses] = group, whole
             return self._layouts[accesses]
 
-    def _translate(self, keys: Sequence[Key]) -> None:
-        """Makes lavapipe translate kernels to machine code now, not when they first run.
+    def translate(self, key: Key) -> int | None:
+        """Makes lavapipe translate a kernel to machine code now, not when it first runs.
 
         It does so when it meets a dispatch, even one of no workgroups, while Python goes on.
+        Returns the number of the submission; None for a kernel that wants larger bindings.
         """
-        recorded = []
-        for key in keys:
-            group = self._dummy_group(key[1])
-            encoder = self._device.gpu.create_command_encoder()
-            compute_pass = encoder.begin_compute_pass()
-            step = native.handle(self._pipelines[key]), native.handle(group), 0, 1, 1
-            native.record(compute_pass, [step])
-            compute_pass.end()
-            try:
-                recorded.append(encoder.finish())
-            except wgpu.GPUError:  # wants a larger binding: it is translated when it first runs
-                continue
+        encoder = self._device.gpu.create_command_encoder()
+        compute_pass = encoder.begin_compute_pass()
+        group = self._dummy_group(key[1])
+        step = native.handle(self._pipelines[key]), native.handle(group), 0, 1, 1
+        native.record(compute_pass, [step])
+        compute_pass.end()
+        try:
+            recorded = encoder.finish()
+        except wgpu.GPUError:  # it is translated when it first runs
+            return None
         with self._device.lock:
-            self._device.counters.pipelines_translated += len(recorded)
-            self._device.submit(recorded)
+            self._device.counters.pipelines_translated += 1
+            return self._device.submit([recorded])
+
+    def wait(self) -> None:
+        """Waits for translations that have begun; to be called before their kernels run, without
+        the device's lock."""
+        while self._translations:
+            self._translations[0].wait()
+            self._translations = [t for t in self._translations if not t.done]
+
+    def stop(self) -> None:
+        """Gives up translations."""
+        for translation in self._translations:
+            translation.stop()
 
     def _dummy_group(self, accesses: Accesses) -> Any:
         if accesses not in self._dummies:
