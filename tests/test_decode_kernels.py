@@ -18,7 +18,7 @@ from eggpu.compiler.ops.fused import get
 from eggpu.compiler.reference import evaluate
 from eggpu.compiler.schedule.selection import Group
 from eggpu.compiler.schedule.target import LLVMPIPE, Target
-from eggpu.compiler.schedule.tile_decode import Shape, decode_tile, decode_tiles
+from eggpu.compiler.schedule.tile_decode import SIDE_BY_SIDE, Shape, decode_tile, decode_tiles
 from eggpu.compiler.types import bool_, f16, f32, i32
 from eggpu.runtime import Device, open_device
 
@@ -163,6 +163,57 @@ def test_masks_biases_and_places(device, target, form, name):
         args[-1][1, 2] = False
     out = attend(form, q, k, v, *bounds, *more, **KINDS[name], bounded=bounded)
     check(device, target, [q, k, v, *bounds, *more], [out], args, tol=3e-6)
+
+
+@pytest.fixture
+def side_by_side(monkeypatch):
+    """llvmpipe's kernel in which lanes share each key, whatever it is expected to take."""
+
+    def chosen(target: Target, form: str, shape: Shape):
+        found = [t for t in decode_tiles(target, form, shape) if t.template == SIDE_BY_SIDE]
+        assert found
+        return found
+
+    monkeypatch.setattr(codegen, "decode_tiles", chosen)
+
+
+@pytest.mark.parametrize("form", ["attention_online", "attention_split"])
+@pytest.mark.parametrize("name", [*KINDS, "bounded", "nan", "mean"])
+def test_lanes_share_each_key(device, side_by_side, form, name):
+    bounded = name in ("bounded", "nan", "mean", "softcap")
+    q, k, v = heads((2,), 4, 37, 40, 72)
+    bounds = [given(3, (2, 4, 1), i32), given(4, (2, 4, 1), i32)] if bounded else []
+    changes = {"empty": name} if name in ("nan", "mean") else KINDS.get(name, {})
+    extra = changes.get("extra")
+    more = [given(5, (2, 4, 37), f32 if extra == "bias" else bool_)] if extra else []
+    args = [*map(values, (q, k, v))]
+    if bounded:
+        args += [np.array([[[0], [3], [5], [9]]] * 2, np.int32)]
+        args += [np.array([[[36], [20], [6], [9]]] * 2, np.int32)]
+    args += [values(m) for m in more]
+    out = attend(form, q, k, v, *bounds, *more, **changes, bounded=bounded)
+    check(device, LLVMPIPE, [q, k, v, *bounds, *more], [out], args, tol=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "d", "dv"), [(1, 1, 4, 4), (70, 8, 64, 64), (33, 3, 64, 4)]
+)
+def test_lanes_share_keys_of_other_sizes(device, side_by_side, keys, rows, d, dv):
+    q, k, v = heads((3,), rows, keys, d, dv)
+    out = attend("attention_online", q, k, v)
+    check(device, LLVMPIPE, [q, k, v], [out], tol=3e-6)
+    wide = replace(LLVMPIPE, subgroup=device.target.subgroup)
+    check(device, wide, [q, k, v], [out], tol=3e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_special_numbers_where_lanes_share_keys(device, side_by_side, bad, where):
+    q, k, v = heads((2,), 2, 37, 8, 8)
+    args = [*map(values, (q, k, v))]
+    args[where][0, 0, 0] = bad
+    out = attend("attention_online", q, k, v)
+    check(device, LLVMPIPE, [q, k, v], [out], args, tol=3e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -20,15 +20,19 @@ FORMS: dict[str, Form] = {
     "attention_online": "online", "attention_phases": "phases", "attention_split": "split",
 }  # fmt: skip
 
+SIDE_BY_SIDE = "attention_decode_cpu.wgsl.j2"
 THREADS = 256  # of a workgroup on a GPU
 _REGISTERS = 112  # floats of a thread on a GPU: queries and results
 _SCORES = 16  # of a thread at a time on a GPU
 _LANE_FLOATS = 1024  # of 8 lanes on llvmpipe, divided by 8: more takes seconds to compile
+_MOST_LOADS = 64  # in the text of a kernel for llvmpipe, which takes long to translate each
 _LEAST_KEYS = 64  # of a part of the keys
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# measured on llvmpipe, in times of loading four elements: loading them from an image, arithmetic of
-# a row with them; a score's part of softmax, and what the kernel with phases does with it in memory
-_IMAGE, _ROW_WORK, _SCORE_WORK, _SCORE_MEMORY = 0.25, 0.11, 1.2, 7.5
+# measured on llvmpipe, in times of 16 bytes at a profile's rate: loading four elements from a buffer
+# and from an image, arithmetic of a row with them, a score's part of softmax; first where a lane has
+# keys of its own, then where lanes share each; and what the kernel with phases does with a score
+_OWN, _SHARED = (1.25, 0.45, 0.25, 1.2), (0.75, 0.25, 0.11, 0.3)
+_SCORE_MEMORY = 7.5
 _REACHED = 0.74  # of its rate with keys in images, which attention's tiles of queries read too
 _GROUP_NS = 4000.0  # llvmpipe: to start a workgroup and to join its threads' results
 # measured on a GPU, ns: a step of a workgroup waits for keys, then for values, and longer for each
@@ -80,8 +84,12 @@ def decode_ns(
     keys = s.keys * share / tile.splits
     if target.kind == "gpu":
         return _gpu_ns(target, form, s, tile, groups, keys)
-    load = _IMAGE if copied and target.images else 1.0
-    work = (ceil(s.d / 4) + ceil(s.dv / 4)) * (load + _ROW_WORK * rows) + _SCORE_WORK * rows
+    across = tile.values["TX"]
+    assert isinstance(across, int)
+    buffer, image, row, score = _OWN if across == 1 else _SHARED
+    load = image if copied and target.images else buffer
+    vectors = across * (ceil(s.d / (4 * across)) + ceil(s.dv / (4 * across)))
+    work = vectors * (load + row * rows) + score * rows
     work += _SCORE_MEMORY * rows * (form == "phases")
     waves = ceil(groups / max(1, round(_workers(target))))
     rate = target.profile.decode * (_REACHED if copied else 1.0)
@@ -138,8 +146,8 @@ def _threads(target: Target, form: Form, s: Shape) -> Iterator[_Threads]:
         if form == "phases" and s.rows % rows:
             continue  # scores of a row are changed in place, so it stands once
         if target.kind == "cpu":
-            lanes = _lanes(target, form, s, rows)
-            found = [] if lanes is None else [lanes]
+            lanes = (_lanes(target, form, s, rows), _side_by_side(target, form, s, rows))
+            found = [threads for threads in lanes if threads is not None]
         else:
             found = list(_shared(target, form, s, rows))
         yield from found
@@ -169,6 +177,23 @@ def _lanes(target: Target, form: Form, s: Shape, rows: int) -> _Threads | None:
     if slow or nbytes > workgroup_budget(target) or (rows > 1 and room < min(64, s.d, s.dv)):
         return None
     return _Threads(rows, 1, lanes, 1, chunks, False, nbytes, joined)
+
+
+def _side_by_side(target: Target, form: Form, s: Shape, rows: int) -> _Threads | None:
+    """llvmpipe: the lanes share each key, so that a load is of neighbors and each lane has little of
+    a result."""
+    lanes = target.subgroup
+    step = 4 * lanes
+    if form == "phases" or lanes < 4 or s.d % 4 or s.dv % 4 or "subgroup" not in target.features:
+        return None
+    chunks = ceil(s.d / step), ceil(s.dv / step)
+    loads = lanes * sum(chunks)
+    if loads > _MOST_LOADS or rows * (lanes + 8 * sum(chunks)) > _LANE_FLOATS * 8 // lanes:
+        return None
+    trips = ceil(s.keys / lanes)
+    if target.loop_limit and trips + 4096 > target.loop_limit:
+        return None
+    return _Threads(rows, lanes, 1, lanes, (step * chunks[0], step * chunks[1]), True, 0)
 
 
 def _even(size: int, room: int) -> int:
@@ -230,6 +255,7 @@ def _tile(target: Target, form: Form, s: Shape, t: _Threads, splits: int) -> Til
         template = "attention_phases.wgsl.j2"
     else:
         params |= {"splits": splits, "lanes": t.lanes}
-        template = "attention_decode.wgsl.j2"
+        side_by_side = target.kind == "cpu" and t.shuffle
+        template = SIDE_BY_SIDE if side_by_side else "attention_decode.wgsl.j2"
     threads = (t.across * t.along, 1, 1)
     return Tile(template, tuple(params.items()), grid, threads, t.nbytes, 1.0, splits)
