@@ -28,9 +28,9 @@ _LANE_FLOATS = 1024  # of 8 lanes on llvmpipe, divided by 8: more takes seconds 
 _MOST_LOADS = 64  # in the text of a kernel for llvmpipe, which takes long to translate each
 _LEAST_KEYS = 64  # of a part of the keys
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# measured on llvmpipe, in times of 16 bytes at a profile's rate: loading four elements from a buffer
-# and from an image, arithmetic of a row with them, a score's part of softmax; first where a lane has
-# keys of its own, then where lanes share each; and what the kernel with phases does with a score
+# measured on llvmpipe, in times of 16 bytes at a profile's rate: loading four elements from a
+# buffer and from an image, arithmetic of a row with them, a score's part of softmax; first where a
+# lane has keys of its own, then where lanes share each; and what phases do with a score
 _OWN, _SHARED = (1.25, 0.45, 0.25, 1.2), (0.75, 0.25, 0.11, 0.3)
 _SCORE_MEMORY = 7.5
 _REACHED = 0.74  # of its rate with keys in images, which attention's tiles of queries read too
@@ -180,8 +180,8 @@ def _lanes(target: Target, form: Form, s: Shape, rows: int) -> _Threads | None:
 
 
 def _side_by_side(target: Target, form: Form, s: Shape, rows: int) -> _Threads | None:
-    """llvmpipe: the lanes share each key, so that a load is of neighbors and each lane has little of
-    a result."""
+    """llvmpipe: the lanes share each key, so that a load is of neighbors and each lane has little
+    of a result."""
     lanes = target.subgroup
     step = 4 * lanes
     if form == "phases" or lanes < 4 or s.d % 4 or s.dv % 4 or "subgroup" not in target.features:
