@@ -34,7 +34,7 @@ class LoadedPlan:
         self.types = tuple(types)
         self._executable = Executable(plan, device())
 
-    def __call__(self, *leaves: Any) -> list:
+    def __call__(self, *leaves: Any) -> list[Any]:
         from eggpu.compiler.tracing import Array, leaf_type
         from eggpu.leaves import DeviceStorage, buffers_of
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+Key = tuple[object, ...]
+
 
 @dataclass(frozen=True)
 class Var:
@@ -29,7 +31,7 @@ class Var:
         return self.size - 1
 
     @cached_property
-    def key(self) -> tuple:
+    def key(self) -> Key:
         return (0, self.name, self.size)
 
 
@@ -49,7 +51,7 @@ class Div:
         return self.base.hi // self.by
 
     @cached_property
-    def key(self) -> tuple:
+    def key(self) -> Key:
         return (1, self.by, self.base.key)
 
 
@@ -69,7 +71,7 @@ class Mod:
         return self.by - 1
 
     @cached_property
-    def key(self) -> tuple:
+    def key(self) -> Key:
         return (2, self.by, self.base.key)
 
 
@@ -84,7 +86,7 @@ class Index:
     constant: int = 0
 
     @cached_property
-    def key(self) -> tuple:
+    def key(self) -> Key:
         return (self.constant, tuple((a.key, c) for a, c in self.terms))
 
     @cached_property
@@ -254,7 +256,7 @@ def variable(name: str, size: int) -> Index:
 
 
 def _sum(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
-    total: dict[tuple, tuple[Atom, int]] = {}
+    total: dict[Key, tuple[Atom, int]] = {}
     for atom, c in terms:
         old = total.get(atom.key)
         total[atom.key] = (atom, c + (old[1] if old else 0))

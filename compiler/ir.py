@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -48,15 +48,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """The base of ops. Subclasses are frozen dataclasses whose fields are the attributes."""
+    """The base of ops. Subclasses are frozen dataclasses whose fields are the attributes; they have
+    a name and a kind, some of them as properties."""
 
-    @property
-    def name(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def kind(self) -> Kind:
-        raise NotImplementedError
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
 
     def infer(self, *operands: Type) -> Type | TupleType:
         """The type of the result; raises TypeMismatch with op, needed and got."""
@@ -189,7 +185,7 @@ def _binary(name: str, a: Node | float, b: Node | float) -> Node:
     return make(_named(name), a, b)
 
 
-_interned: weakref.WeakValueDictionary[tuple, Node] = weakref.WeakValueDictionary()
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
 _recorders: list[dict[Node, str]] = []
 _here: list[str] = []
 

@@ -47,7 +47,7 @@ def registry() -> dict[str, Entry]:
     for kind in _classes():
         hints = get_type_hints(kind)
         types = {f.name: hints[f.name] for f in fields(kind) if f.compare}
-        name = inspect.getattr_static(kind, "name")
+        name = inspect.getattr_static(kind, "name", None)
         if isinstance(name, str):
             found[name] = Entry(kind, {}, types)
         elif "combine" in types:

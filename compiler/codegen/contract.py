@@ -97,9 +97,9 @@ class _Product:
         hint = self.job.hints.get("tile")
         if isinstance(hint, Tile):
             return hint
-        words = tuple(words_each(self.job, self.operands[name].node) for name in "ab")
+        a, b = (words_each(self.job, self.operands[name].node) for name in "ab")
         shape = (self.batch, self.m, self.n, self.k)
-        count = self.job.count
+        count, words = self.job.count, (a, b)
         return self.job.ranked(candidates(self.job.target, *shape, *axes, count=count, words=words))
 
     def _kernel(

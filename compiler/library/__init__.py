@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ..tracing import Array
 from . import indexing, linalg, loops, math, nn, ordering, random, reductions, shaping, updates
 
 
-def _reversed(function):  # noqa: ANN001, ANN202
+def _reversed(function: Callable[[Any, Any], Array]) -> Callable[[Any, Any], Array]:
     return lambda self, other: function(other, self)
 
 

@@ -71,7 +71,7 @@ def sliced(x: Array, key: Any) -> tuple[Node, list[tuple[int, Node]]]:
     return reshape(flip(slice_(n, start, stop, step), flips), shape), arrays
 
 
-def _expanded(keys: tuple, rank: int) -> list:
+def _expanded(keys: tuple[Any, ...], rank: int) -> list[Any]:
     used = sum(k is not None and k is not Ellipsis for k in keys)
     if used > rank:
         raise IndexError(f"{used} indices for {rank} dimensions")

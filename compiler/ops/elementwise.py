@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Elementwise(Op):
     def name(self) -> str:
         return self.label
 
-    def attributes(self) -> dict:
+    def attributes(self) -> dict[str, Any]:
         return {}
 
     def infer(self, *xs: Type) -> Type:

@@ -71,7 +71,7 @@ class Literal(Op):
             case _:
                 return int(self.value)
 
-    def _key(self) -> tuple:
+    def _key(self) -> tuple[object, ...]:
         return (np.float64(self.value).tobytes(), self.dtype)
 
     def __eq__(self, other: object) -> bool:

@@ -228,7 +228,7 @@ class Concat(Move):
     name = "concat"
 
     def infer(self, *xs: Type) -> Type:
-        def rest(t: Type) -> tuple:
+        def rest(t: Type) -> tuple[object, ...]:
             return (t.dtype, t.shape[: self.axis], t.shape[self.axis + 1 :])
 
         if not xs or any(rest(t) != rest(xs[0]) or t.rank <= self.axis for t in xs):

@@ -76,7 +76,7 @@ class Product:
     def swapped(self) -> Product:
         other = {"m": "n", "n": "m", "k": "k", "none": "none"}
         a_axis, b_axis = other[self.b_axis], other[self.a_axis]
-        words = self.words[::-1]
+        words = self.words[1], self.words[0]
         return Product(self.batch, self.n, self.m, self.k, a_axis, b_axis, not self.swap, words)
 
 
