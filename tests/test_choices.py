@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 import choices
 import choices_plans
 import choices_work
+import two_steps
 
 
 def block(x, w, b):
@@ -72,3 +73,13 @@ def test_files_are_kept_and_regret_is_summed_up(tmp_path: Path) -> None:
     found = choices.summary(rows)
     assert found["regret_mean"] == pytest.approx(1.1)
     assert (found["regret_worst"], found["errors"]) == (1.21, 1)
+
+
+def test_a_training_step_in_one_search_and_in_two_steps_gives_the_same() -> None:
+    small = "--layers 1 --width 16 --heads 2 --vocab 32 --context 8 --rounds 1 --calls 1 --json"
+    found = two_steps.main(small.split())
+    assert found["predicted_ratio"] <= 1
+    assert found["kernels"] != found["two_steps_kernels"]
+    assert found["losses"] == pytest.approx(found["two_steps_losses"], rel=1e-5)
+    assert found["losses"][1] < found["losses"][0]  # weights and state were written over
+    assert found["ratio"] > 0
