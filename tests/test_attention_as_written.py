@@ -11,12 +11,14 @@ import pytest
 
 import eggpu as eg
 from eggpu import nn
+from eggpu.compiler.reference import evaluate
 from eggpu.compiler.tracing import trace
 from eggpu.compiler.types import TupleType, parse_type
 
 sys.path.insert(0, str(Path(__file__).parent))
 from equal_classes import unequal
 from test_attention_combinations import fused
+from test_attention_rules import NOT_ATTENTION
 
 B, H, T, D = 2, 4, 5, 8
 LOWEST = float(np.finfo(np.float32).min)
@@ -283,3 +285,18 @@ def test_what_is_nearly_attention_stays_as_it_is(name):
     found, snapshot, _ = saturated(function, types, 3)
     assert found == []
     assert not any(isinstance(t, TupleType) for t in snapshot.types)
+
+
+@pytest.mark.parametrize("name", [*NOT_ATTENTION, *NEARLY])
+def test_what_is_nearly_attention_is_computed_as_written(name):
+    function, types = (NOT_ATTENTION | NEARLY)[name]
+    rng = np.random.default_rng(3)
+    arrays = []
+    for kind in map(parse_type, types):
+        given = rng.standard_normal(kind.shape).astype(np.float32)
+        arrays.append(given > -0.8 if kind.dtype.name == "bool" else given)
+    graph = trace(function, *map(parse_type, types))
+    (want,) = evaluate(graph, arrays, np.float64)
+    compiled = eg.compile(function, cache=False)
+    np.testing.assert_allclose(np.asarray(compiled(*arrays)), want, rtol=2e-4, atol=2e-5)
+    assert not any("attention" in kernel.name for kernel in compiled.plan.kernels)
