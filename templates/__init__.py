@@ -12,9 +12,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from .bytecode import Kept
-from .protocol import Axis, Load, Store, StoreRow, swapped
+from .protocol import Axis, Load, Store, swapped
 
-__all__ = ["Axis", "Load", "Store", "StoreRow", "number", "render", "rolled", "swapped"]
+__all__ = ["Axis", "Load", "Store", "number", "render", "rolled", "swapped"]
 
 
 def _single(value: float | str) -> float:

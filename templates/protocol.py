@@ -32,7 +32,7 @@ class Load(Protocol):
 
         contraction   a (batch, m, k); b (batch, k, n)
         attention     q, o, do (bh, query, d); k, v (bh, key, d); mask, bias (bh, query, key);
-                      lse, delta (bh, query)
+                      stats (bh, query, 0: maximum, 1: reciprocal of the sum); delta (bh, query)
         """
         ...
 
@@ -45,14 +45,9 @@ class Store(Protocol):
 
         contraction   (batch, m, n); with split-K the value is a partial sum and the batch
                       coordinate is split * batch_count + batch
-        attention     store_o, store_dq (bh, query, d); store_dk, store_dv (bh, key, d)
+        attention     store_o, store_dq (bh, query, d); store_dk, store_dv (bh, key, d);
+                      store_stats (bh, query, 0: maximum, 1: reciprocal of the sum)
         """
-        ...
-
-
-class StoreRow(Protocol):
-    def __call__(self, coords: tuple[str, str], value: str) -> str:
-        """WGSL lines that write one f32 of a row: store_lse at (bh, query)."""
         ...
 
 

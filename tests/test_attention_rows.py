@@ -14,7 +14,13 @@ from eggpu.compiler.schedule.tile_attention import attention_candidates
 from eggpu.compiler.schedule.tile_attention_rows import gradient_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_templates_heavy import MASKS, Heads, check_attention, device  # noqa: F401
+from test_templates_heavy import (  # noqa: F401
+    MASKS,
+    Heads,
+    check_attention,
+    check_rows_below_a_huge_bias,
+    device,
+)
 
 SUBGROUPS = replace(FLOOR, subgroup=8, features=("subgroup",), max_workgroup_bytes=48 << 10)
 SMALL = replace(SUBGROUPS, max_invocations=32)  # the driver compiles every thread of a group
@@ -40,6 +46,12 @@ def test_rows_without_keys(device: wgpu.GPUDevice, step, empty) -> None:  # noqa
     kwargs = {"mask": True, "causal": True, "window": 5, "softcap": 2.0}
     heads = Heads(1, 21, 40, 8, 12, empty=empty, **kwargs)
     check_attention(device, heads, step, tiles(heads, step)[0])
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_rows_below_a_huge_bias(device: wgpu.GPUDevice, step) -> None:  # noqa: F811
+    heads = Heads(2, 29, 37, 16, 36, bias=True, causal=True, offset=4)
+    check_rows_below_a_huge_bias(device, heads, step, tiles(heads, step)[0])
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (64, 64), (24, 20), (128, 128), (7, 13)])

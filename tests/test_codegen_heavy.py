@@ -121,19 +121,21 @@ def test_attention_and_its_gradients(
     more = [spread(r, (*lead, tq, tk)) for r in row]
     attributes = (d**-0.5, causal, tk - tq, window, cap, extra)
     both = make(Attention(*attributes), swap(q), k, v, *more)
-    out, lse = get(both, 0), get(both, 1)
-    check(device, target, [q, k, v, *row], [swap(out), lse], tol=3e-6, kernels=1)
-    forward = Graph("f", (q, k, v, *row), (lse,))
+    out, stats = get(both, 0), get(both, 1)
+    check(device, target, [q, k, v, *row], [swap(out), stats], tol=3e-6, kernels=1)
+    forward = Graph("f", (q, k, v, *row), (stats,))
     args = [values(i) for i in forward.inputs]
-    given_lse, delta, ct = (
-        given(4, (*lead, tq, 1)),
+    given_stats, delta, ct = (
+        given(4, (*lead, tq, 2)),
         given(5, (*lead, tq, 1)),
         given(6, (*lead, tq, dv)),
     )
-    grads = make(AttentionBackward(*attributes), swap(q), k, v, given_lse, delta, ct, *more)
+    grads = make(AttentionBackward(*attributes), swap(q), k, v, given_stats, delta, ct, *more)
     args += [evaluate(forward, args)[0], values(delta), values(ct)]
     outputs = [get(grads, 0) + swap(q), get(grads, 1), swap(get(grads, 2))]
-    check(device, target, [q, k, v, *row, given_lse, delta, ct], outputs, args, tol=1e-5, kernels=2)
+    check(
+        device, target, [q, k, v, *row, given_stats, delta, ct], outputs, args, tol=1e-5, kernels=2
+    )
 
 
 @pytest.mark.parametrize("axes", [(), (0,), (1,), (0, 1)])
@@ -145,10 +147,10 @@ def test_the_gradient_of_a_bias(device, target, axes, extra):
     rows.append(given(4, (*[1 if a in axes else m for a, m in enumerate(lead)], t, n)))
     more = [spread(r, (*lead, t, n)) for r in rows]
     attributes = (0.5, True, n - t, 0, 0.0, extra, "nan")
-    lse = get(make(Attention(*attributes), q, k, v, *more), 1)
-    forward = Graph("f", (q, k, v, *rows), (lse,))
+    stats = get(make(Attention(*attributes), q, k, v, *more), 1)
+    forward = Graph("f", (q, k, v, *rows), (stats,))
     args = [values(i) for i in forward.inputs]
-    rest = given(5, (*lead, t, 1)), given(6, (*lead, t, 1)), given(7, (*lead, t, 4))
+    rest = given(5, (*lead, t, 2)), given(6, (*lead, t, 1)), given(7, (*lead, t, 4))
     bias = make(AttentionBias(*attributes, axes), q, k, v, *rest, *more)
     args += [evaluate(forward, args)[0], *map(values, rest[1:])]
     kernels = [get(bias, 0) * 2.0]

@@ -23,15 +23,15 @@ from .source import Job, finish
 
 _WORTH_A_COPY = 1200  # loads by a whole subgroup, from where on images save something
 _FORWARD = ("q", "k", "v")
-_BACKWARD = ("q", "k", "v", "lse", "delta", "do")
+_BACKWARD = ("q", "k", "v", "stats", "delta", "do")
 # a pass: the results that it gives, with the names of their stores and of their vector flags
 _RESULTS: dict[Pass, dict[int, str]] = {
-    "forward": {0: "o", 1: "lse"},
+    "forward": {0: "o", 1: "stats"},
     "q": {0: "dq"},
     "kv": {1: "dk", 2: "dv"},
     "bias": {0: "ds"},
 }
-_ROWS = ("lse", "delta")
+_ROWS = ("stats", "delta")
 
 
 def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
@@ -106,7 +106,7 @@ class _Attention:
         def load(
             name: str, result: str, coords: tuple[str, ...], vec: int = 1, axis: int | None = None
         ) -> str:
-            where = (*coords, "0u") if name in _ROWS else coords
+            where = (*coords, "0u") if name == "delta" else coords
             lanes = axis if vec == 4 else None
             function = load_function(emitter, f"load_{name}", operands[name], lanes, name in reused)
             return f"let {result} = {function}({', '.join(where)});"
@@ -116,7 +116,7 @@ class _Attention:
             values[f"store_{name}"] = self._store(emitter, item)
         for k, out in enumerate(self.job.group.outputs):
             name = _RESULTS[self.step][_item(self.a, out)]
-            fours = name != "lse" and stores_fours(self.a.space[out], out, *self._places(name))
+            fours = name != "stats" and stores_fours(self.a.space[out], out, *self._places(name))
             emitter.accesses[k].vector = bool(values.get(f"{name}_vec")) and fours
         features = ("subgroup",) if "L" in tile.values or tile.values.get("shuffle") else ()
         return finish(
@@ -149,13 +149,13 @@ class _Attention:
         """The coordinates of a result, and their extents."""
         bh, tq, tk, d, dv = self.heads
         extents = {
-            "o": (bh, tq, dv), "lse": (bh, tq),
+            "o": (bh, tq, dv), "stats": (bh, tq, 2),
             "dq": (bh, tq, d), "dk": (bh, tk, d), "dv": (bh, tk, dv), "ds": (self.kept, tq, tk),
         }  # fmt: skip
         if name == "ds":
             return ("kept", "query", "key"), extents[name]
         axes = ("bh", "key" if name in ("dk", "dv") else "query", "d")
-        return axes[: len(extents[name])], extents[name]
+        return axes, extents[name]
 
     def _tile(self) -> Tile:
         hint = self.job.hints.get(f"tile_{self.step}")
@@ -176,7 +176,7 @@ class _Attention:
         names += _attributes(self.node).extras
         extents = {
             "q": (bh, tq, d), "k": (bh, tk, d), "v": (bh, tk, dv), "do": (bh, tq, dv),
-            "lse": (bh, tq, 1), "delta": (bh, tq, 1), "mask": (bh, tq, tk), "bias": (bh, tq, tk),
+            "stats": (bh, tq, 2), "delta": (bh, tq, 1), "mask": (bh, tq, tk), "bias": (bh, tq, tk),
         }  # fmt: skip
         axes = {"k": ("bh", "key", "d"), "v": ("bh", "key", "d"), "mask": ("bh", "query", "key")}
         axes["bias"] = axes["mask"]

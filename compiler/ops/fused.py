@@ -11,11 +11,12 @@ import numpy as np
 
 from ..errors import ShapeMismatch
 from ..ir import Kind, Node, Op, make
-from ..types import TupleType, Type
+from ..types import TupleType, Type, f32
 
 EXTRAS = {"none": (), "mask": ("mask",), "bias": ("bias",), "both": ("mask", "bias")}
 EMPTIES = ("zero", "nan", "mean")  # what a row without keys gives
-EMPTY = -1e30  # the log-sum-exp of no scores, and what hidden scores count as for the mean
+# what hidden scores count as for the mean, and the maximum of no scores: as float32 has them
+EMPTY, LOWEST = float(np.float32(-1e30)), float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True)
@@ -112,22 +113,29 @@ class AttentionBase(Op):
 def probabilities(s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(probabilities, their sum before division, the maximum) of rows of masked scores; a row of
     -inf has probabilities 0."""
-    top = s.max(-1, keepdims=True)
-    e = np.exp(s - np.where(np.isneginf(top), 0, top))
+    top = s.max(-1, keepdims=True).astype(np.result_type(s, np.float32))
+    top = np.where(np.isneginf(top), top.dtype.type(LOWEST), top)
+    e = np.exp(s - top)
     total = e.sum(-1, keepdims=True)
     return np.where(total == 0, 0, e / np.where(total == 0, 1, total)), total, top
 
 
 @dataclass(frozen=True)
 class Attention(AttentionBase):
-    """(q, k, v[, mask][, bias]) -> (output (..., t, e), log-sum-exp of the scores (..., t, 1)).
+    """(q, k, v[, mask][, bias]) -> (output (..., t, e), stats (..., t, 2)).
+
+    stats are what the gradients need of a row of scores: its maximum, and the reciprocal of the sum
+    of exp(score - maximum). Apart, since the logarithm of the sum is lost in a large maximum.
 
     empty: what a row without visible keys gives:
 
-    "zero"  output 0 and log-sum-exp -1e30: finite, so that no score minus it is NaN
+    "zero"  output 0, and a reciprocal of 0
     "nan"   NaN, as softmax of scores that are all -inf
-    "mean"  the mean of the values of its n hidden keys and log-sum-exp -1e30 n, as softmax of
-            scores of which the hidden ones are one huge negative number
+    "mean"  the mean of the values of its n hidden keys, as softmax of scores of which the hidden
+            ones are one huge negative number: a maximum of -1e30 and a reciprocal of 1 / n
+
+    Without visible keys the maximum of "zero" and "nan" is the lowest float: no score minus it is
+    NaN.
     """
 
     empty: str = "zero"
@@ -136,7 +144,7 @@ class Attention(AttentionBase):
     def infer(self, q: Type, k: Type, v: Type, *extra: Type) -> TupleType:
         self.check(q, k, v, extra)
         return TupleType(
-            (Type((*q.shape[:-1], v.shape[-1]), q.dtype), Type((*q.shape[:-1], 1), q.dtype))
+            (Type((*q.shape[:-1], v.shape[-1]), q.dtype), Type((*q.shape[:-1], 2), f32))
         )
 
     def evaluate(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *extra: np.ndarray) -> tuple:
@@ -144,13 +152,10 @@ class Attention(AttentionBase):
             hidden = EMPTY if self.empty == "mean" else -math.inf
             _, s, _ = self.scores(q, k, extra, hidden)
             p, total, top = probabilities(s)
-            lse = np.log(total) + top
-            if self.empty == "mean":
-                lse = np.where(top <= EMPTY / 2, EMPTY * total, lse)
-            none = EMPTY if self.empty == "zero" else math.nan
-            p = p if self.empty == "zero" else np.where(total == 0, none, p)
-            lse = np.where(total == 0, none, lse)
-            return np.matmul(p, v).astype(q.dtype), lse.astype(q.dtype)
+            none = 0 if self.empty == "zero" else math.nan
+            p = np.where(total == 0, none, p)
+            stats = np.concatenate([top, np.where(total == 0, none, 1 / total)], -1)
+            return np.matmul(p, v).astype(q.dtype), stats
 
     def flops(self, result: TupleType, q: Type, k: Type, v: Type, *extra: Type) -> int:  # type: ignore[override]
         pairs = math.prod(q.shape[:-1]) * k.shape[-2]
@@ -159,11 +164,11 @@ class Attention(AttentionBase):
 
 @dataclass(frozen=True)
 class GradientBase(AttentionBase):
-    """(q, k, v, log-sum-exp, delta, cotangent[, mask][, bias]) -> gradients; `empty` as in
+    """(q, k, v, stats, delta, cotangent[, mask][, bias]) -> gradients; stats and `empty` as in
     `Attention`.
 
-    delta (..., t, 1) is the row sum of cotangent * output. With p = exp(scores - lse), the gradient
-    of scores after softcap is ds = p * (ct v^T - delta), and 0 where they are hidden.
+    delta (..., t, 1) is the row sum of cotangent * output. With p = exp(scores - maximum) / sum,
+    the gradient of scores after softcap is ds = p * (ct v^T - delta), and 0 where they are hidden.
     """
 
     empty: str = "zero"
@@ -173,25 +178,21 @@ class GradientBase(AttentionBase):
         return ("",) * 6 + self.extras
 
     def fits(
-        self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, extra: Sequence[Type]
+        self, q: Type, k: Type, v: Type, stats: Type, delta: Type, ct: Type, extra: Sequence[Type]
     ) -> None:
         """Raise unless the types are those of attention and its gradient."""
         self.check(q, k, v, extra)
-        column = (*q.shape[:-1], 1)
-        if lse.shape != column or delta.shape != column or ct.shape != (*q.shape[:-1], v.shape[-1]):
+        wanted = [(*q.shape[:-1], n) for n in (2, 1, v.shape[-1])]
+        if [x.shape for x in (stats, delta, ct)] != wanted:
             raise ShapeMismatch(
-                f"{self.name} got log-sum-exp {lse}, delta {delta}, cotangent {ct} for q {q}, v {v}"
+                f"{self.name} got stats {stats}, delta {delta}, cotangent {ct} for q {q}, v {v}"
             )
 
-    def score_gradient(self, q, k, v, lse, delta, ct, extra):  # noqa: ANN001, ANN201
+    def score_gradient(self, q, k, v, stats, delta, ct, extra):  # noqa: ANN001, ANN201
         """(scores before softcap, probabilities, gradient of scores after softcap, visible)."""
         hidden = EMPTY if self.empty == "mean" else -math.inf
         raw, s, visible = self.scores(q, k, extra, hidden)
-        p = np.where(np.isneginf(s), 0, np.exp(s - lse))
-        if self.empty == "mean":
-            p = np.where(~visible & (lse <= EMPTY / 2), EMPTY / lse, p)
-        if self.empty != "zero":
-            p = np.where(np.isnan(lse), math.nan, p)
+        p = np.exp(s - stats[..., :1]) * stats[..., 1:]
         ds = np.where(visible, p * (np.matmul(ct, np.swapaxes(v, -1, -2)) - delta), 0)
         return raw, p, ds, visible
 
@@ -203,14 +204,14 @@ class AttentionBackward(GradientBase):
     name = "attention_backward"
 
     def infer(
-        self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, *extra: Type
+        self, q: Type, k: Type, v: Type, stats: Type, delta: Type, ct: Type, *extra: Type
     ) -> TupleType:
-        self.fits(q, k, v, lse, delta, ct, extra)
+        self.fits(q, k, v, stats, delta, ct, extra)
         return TupleType((q, k, v))
 
-    def evaluate(self, q, k, v, lse, delta, ct, *extra):  # noqa: ANN001, ANN002, ANN201
+    def evaluate(self, q, k, v, stats, delta, ct, *extra):  # noqa: ANN001, ANN002, ANN201
         with np.errstate(all="ignore"):
-            raw, p, ds, visible = self.score_gradient(q, k, v, lse, delta, ct, extra)
+            raw, p, ds, visible = self.score_gradient(q, k, v, stats, delta, ct, extra)
             if self.softcap:
                 ds = np.where(visible, ds * (1 - np.tanh(raw / self.softcap) ** 2), 0)
             ds = (ds * self.scale).astype(q.dtype)
@@ -232,17 +233,17 @@ class AttentionBias(GradientBase):
     name = "attention_bias"
 
     def infer(
-        self, q: Type, k: Type, v: Type, lse: Type, delta: Type, ct: Type, *extra: Type
+        self, q: Type, k: Type, v: Type, stats: Type, delta: Type, ct: Type, *extra: Type
     ) -> TupleType:
-        self.fits(q, k, v, lse, delta, ct, extra)
+        self.fits(q, k, v, stats, delta, ct, extra)
         if any(not 0 <= a < q.rank - 2 for a in self.axes):
             raise ShapeMismatch(f"{self.name} sums over axes before the last two, got {self.axes}")
         lead = [1 if a in self.axes else n for a, n in enumerate(q.shape[:-2])]
         return TupleType((Type((*lead, q.shape[-2], k.shape[-2]), q.dtype),))
 
-    def evaluate(self, q, k, v, lse, delta, ct, *extra):  # noqa: ANN001, ANN002, ANN201
+    def evaluate(self, q, k, v, stats, delta, ct, *extra):  # noqa: ANN001, ANN002, ANN201
         with np.errstate(all="ignore"):
-            _, _, ds, _ = self.score_gradient(q, k, v, lse, delta, ct, extra)
+            _, _, ds, _ = self.score_gradient(q, k, v, stats, delta, ct, extra)
             return (ds.sum(self.axes, keepdims=True).astype(q.dtype),)
 
     def flops(self, result: TupleType, q: Type, k: Type, v: Type, *rest: Type) -> int:  # type: ignore[override]

@@ -630,9 +630,9 @@ def _attention_bias() -> Iterator[Sample]:
 def gradient_cases() -> Iterator[tuple[dict[str, object], tuple[Array, ...]]]:
     """Attributes and operands of the gradients of attention."""
     for attributes, (q, k, v, *extra) in attention_cases():
-        out, lse = Attention(**attributes).evaluate(q, k, v, *extra)  # type: ignore[arg-type]
+        out, stats = Attention(**attributes).evaluate(q, k, v, *extra)  # type: ignore[arg-type]
         ct = floats(*out.shape, seed=4)
-        yield attributes, (q, k, v, lse, (ct * out).sum(-1, keepdims=True), ct, *extra)
+        yield attributes, (q, k, v, stats, (ct * out).sum(-1, keepdims=True), ct, *extra)
 
 
 def results(op: Op, operands: Sequence[Node]) -> list[Node]:

@@ -41,7 +41,7 @@ def attention_candidates(
 ) -> list[Tile]:
     """The `count` best tilings of one pass over `bh` heads of `tq` queries and `tk` keys.
 
-    "forward" gives o and the log-sum-exp, "q" the gradient of q, "kv" those of k and v, "bias" that
+    "forward" gives o and stats of rows, "q" the gradient of q, "kv" those of k and v, "bias" that
     of `kept` biases which the heads share. `plain` scores are products, without masks, biases,
     windows and caps, and every query has a key.
     """

@@ -49,7 +49,7 @@ def gradient_rows(
             busy = min(1.0, tiles * threads / BUSY_THREADS)
             staging = rows / (rows + _STAGING_ROWS) * (64 + _STAGING_ROWS) / 64
             rate = _RATE[step] * _RATE_OF_THREADS[across] * useful * busy * min(1.0, staging)
-            each = 4 * (wide + wide_v) + (8 if step == "kv" else 0)  # bytes of a column
+            each = 4 * (wide + wide_v) + (16 if step == "kv" else 0)  # bytes of a column
             staged = next((c for c in _COLUMNS if c * each <= workgroup_budget(target)), 0)
             if not staged:
                 continue

@@ -155,10 +155,10 @@ _KERNEL = {
     "b": '(AttentionBackward q k v l delta do c h i w u "none" "zero")',
 }
 _B = {**_X, "x": "f32[2, 4, 4]", "y": "bias"}
-_LSE = {"z": "nan", "l": "f32[2, 4, 1]", "d": "f32[2, 4, 1]"}
-_BIASED = {"x": "f32[2, 4, 4]", "y": "bias", **_LSE,
+_STATS = {"z": "nan", "l": "f32[2, 4, 2]", "d": "f32[2, 4, 1]"}
+_BIASED = {"x": "f32[2, 4, 4]", "y": "bias", **_STATS,
            "b": "(AttentionBackward q k v l d do x c h i w u y z)"}  # fmt: skip
-_BIASED_BOTH = {"x": "bool[2, 4, 4]", "o": "f32[2, 4, 4]", "y": "both", **_LSE,
+_BIASED_BOTH = {"x": "bool[2, 4, 4]", "o": "f32[2, 4, 4]", "y": "both", **_STATS,
                 "b": "(AttentionBackward q k v l d do x o c h i w u y z)"}  # fmt: skip
 _NAN = {"h": 0, "y": "bias", "z": "nan"}
 # a mask that hides all keys of some queries
@@ -172,7 +172,7 @@ _P_BOTH = {"p": "(WeightsXY q k x o c h i w u y z)"}
 _XY = {**_O, **_MB, "x": "bool[2, 4, 4]", "z": "zero", "e": 2.0, **_P_BOTH}
 _HXY = {**_SOME, **_MB, "x": "(Not (Causal j 1.0))", "z": "nan", **_P_BOTH}  # fmt: skip
 _SUMMED = {"q": "f32[2, 3, 4, 3]", "k": "f32[2, 3, 4, 3]", "v": "f32[2, 3, 4, 5]",
-           "do": "f32[2, 3, 4, 5]", "x": "f32[2, 3, 4, 4]", "l": "f32[2, 3, 4, 1]",
+           "do": "f32[2, 3, 4, 5]", "x": "f32[2, 3, 4, 4]", "l": "f32[2, 3, 4, 2]",
            "d": "f32[2, 3, 4, 1]", "c": 0.5, "h": 1, "i": 0, "w": 0, "u": 0.0, "y": "bias",
            "z": "zero"}  # fmt: skip
 _SUMMED_BOTH = {"x": "bool[2, 3, 4, 4]", "o": "f32[2, 3, 4, 4]", "y": "both"}
