@@ -11,6 +11,7 @@ import pytest
 
 import eggpu as eg
 from eggpu import nn
+from eggpu.compiler.egraph import Options
 from eggpu.compiler.reference import evaluate
 from eggpu.compiler.tracing import trace
 from eggpu.compiler.types import TupleType, parse_type
@@ -300,3 +301,38 @@ def test_what_is_nearly_attention_is_computed_as_written(name):
     compiled = eg.compile(function, cache=False)
     np.testing.assert_allclose(np.asarray(compiled(*arrays)), want, rtol=2e-4, atol=2e-5)
     assert not any("attention" in kernel.name for kernel in compiled.plan.kernels)
+
+
+REASONS = {  # of what is nearly attention, what keeps it from being found
+    "a sum over queries": "exponentials are divided by their sum over axis 2, not over the keys",
+    "a maximum over queries": "the maximum over axis 2 is subtracted, not that of the keys",
+    "a sum and a bit": "something is added to the sum that softmax divides by",
+    "a sink": "the probabilities go through slice before the product with the values",
+    "softmax twice": "softmax is taken of probabilities, not of scores",
+    "squares of scores": "two products are multiplied in the scores",
+    "a tangent without its scale": "tanh stands between the product and softmax: a soft cap is",
+    "padding added after a mask": "what is added to masked scores belongs to the scores",
+    "probabilities renormalized": "the probabilities go through div before the product",
+    "a temperature of each head": "the scale is an array that differs between scores (div)",
+    "sigmoid": None,
+    "distances": None,
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_is_nearly_attention_is_told_why(name):
+    function, types = (NOT_ATTENTION | NEARLY)[name]
+    _, _, report = unequal(trace(function, *map(parse_type, types)))
+    told = [miss.why for miss in report.near_misses]
+    assert len(told) == (REASONS[name] is not None)
+    assert all(why.startswith(REASONS[name]) for why in told)
+
+
+def test_what_relaxed_is_said_to_ignore_is_then_found():
+    function, types = NOT_ATTENTION["no maximum"]
+    graph = trace(function, *map(parse_type, types))
+    (miss,) = unequal(graph)[2].near_misses
+    assert miss.why.endswith(": relaxed=True ignores that")
+    found = unequal(graph, options=Options(relaxed=True))[2]
+    assert found.recognized["attention"] == (1, 1)
+    assert found.near_misses == []

@@ -127,7 +127,7 @@ def look(
                 missed[NearMiss("attention", p.line(products[0], *p.nodes[cls]), why)] = None
         else:
             missed.update(dict.fromkeys(_after(p, cls, x)))
-    missed.update(dict.fromkeys(_unshifted(p, set(softmax))))
+    missed.update(dict.fromkeys(_unnamed(p, set(softmax))))
     missed.update(dict.fromkeys(_backward(p, p.stones["Weights"] | p.stones["WeightsX"])))
     return sorted(missed, key=lambda m: (m.at, m.what, m.why)), possible
 
@@ -235,15 +235,30 @@ def _scores(p: _Program, node: Node) -> str:
     label = _label(node.op)
     if label == "select":
         return _masked(p, node)
-    if label == "add":
-        return "what is added to the masked scores belongs to the scores: add it before the mask"
     if label in ("mul", "div"):
-        return f"the scale is an array that differs between scores ({label}), not one number"
+        return _scaled(p, node)
+    if label == "add":
+        inner = next((o for o in node.operands if _product(o)), node)
+        if _label(_seen_through(inner).op) == "select":
+            return "what is added to masked scores belongs to the scores: add it before the mask"
+        return _scores(p, inner) if p.of.get(inner) not in p.stones["Scores"] else ""
     if isinstance(node.op, Dot):
         if p.left_out or p.stop != "saturated":
             return _unformed(p)
         return "its operands' layout has no attention"
-    return f"{label} stands between the product and softmax"
+    cap = ": a soft cap is c * tanh(score / c)" if label == "tanh" else ""
+    return f"{label} stands between the product and softmax{cap}"
+
+
+def _scaled(p: _Program, node: Node) -> str:
+    """Why a product with an array, or a quotient, is no scaled score."""
+    label = _label(node.op)
+    if p.of.get(node) in p.stones["Softmax"] | p.stones["SafeSoftmax"]:
+        return "softmax is taken of probabilities, not of scores"
+    if all(_product(o) for o in node.operands):
+        both = "are multiplied" if label == "mul" else "are divided"
+        return f"two products {both} in the scores, one would be with a number"
+    return f"the scale is an array that differs between scores ({label}), not one number"
 
 
 def _masked(p: _Program, node: Node) -> str:
@@ -267,6 +282,14 @@ def _masked(p: _Program, node: Node) -> str:
     return "softmax gives a row without any key something else than attention does"
 
 
+_CHANGES = {  # what probabilities go through, and what that usually is
+    "mul": "a mask or dropout applied after softmax",
+    "select": "a mask or dropout applied after softmax",
+    "div": "they are divided by another sum",
+    "slice": "some keys have no value, such as a sink",
+}
+
+
 def _after(p: _Program, cls: Class, x: Class) -> Iterator[NearMiss]:
     """Attention whose probabilities are changed before the product with the values."""
     if not any(_product(n) for n in p.nodes.get(x, ())):
@@ -275,34 +298,62 @@ def _after(p: _Program, cls: Class, x: Class) -> Iterator[NearMiss]:
     while level and steps < 3:
         above: list[Class] = []
         for reader in (r for c in level for r in p.readers.get(c, ())):
-            if reader.kind is not Kind.ELEMENTWISE or _label(reader.op) not in ("mul", "select"):
+            if _label(reader.op) not in _CHANGES:
                 continue
             product = next(
                 (n for n in p.readers.get(p.of[reader], ()) if _reads(n, (reader,))), None
             )
             if product is not None:
-                why = f"the probabilities go through {_label(reader.op)} before the product with "
-                why += "the values (a mask or dropout applied after softmax)"
+                label = _label(reader.op)
+                why = f"the probabilities go through {label} before the product with the values "
+                why += f"({_CHANGES[label]})"
                 yield NearMiss("attention", p.line(reader, product), why)
                 return
             above.append(p.of[reader])
         level, steps = above, steps + 1
 
 
-def _unshifted(p: _Program, softmax: set[Class]) -> Iterator[NearMiss]:
-    """exp(s) / sum(exp(s)) before a product: equal only while exp does not overflow."""
+def _unnamed(p: _Program, softmax: set[Class]) -> Iterator[NearMiss]:
+    """exp(s) over a sum before a product that is nearly a softmax."""
     for node in p.of:
         if not isinstance(node.op, Dot) or p.of.get(node.operands[0]) in softmax:
             continue
         ratio = _seen_through(node.operands[0])
         if _label(ratio.op) != "div" or _label(ratio.operands[0].op) != "exp":
             continue
-        total = _under_views(ratio.operands[1])
-        top, *_ = ratio.operands[0].operands
-        sums = isinstance(total.op, Reduce) and total.operands[0] is ratio.operands[0]
-        if sums and _label(top.op) != "sub" and _product(top):
-            why = "softmax without its maximum subtracted overflows where attention does not: "
-            yield NearMiss("attention", p.line(node), why + "relaxed=True ignores that")
+        why = _no_softmax(ratio.operands[0], _under_views(ratio.operands[1]))
+        if why and _product(ratio.operands[0].operands[0]):
+            yield NearMiss("attention", p.line(node), why)
+
+
+def _no_softmax(e: Node, total: Node) -> str:
+    """Why e / total is no softmax over the last axis; "" where that is not nearly so."""
+    last = (len(e.shape) - 1,)
+    if _label(total.op) == "add":
+        total = next(
+            (t for o in total.operands if isinstance((t := _under_views(o)).op, Reduce)), e
+        )
+        added = isinstance(total.op, Reduce) and total.operands[0] is e
+        return "something is added to the sum that softmax divides by" if added else ""
+    if not isinstance(total.op, Reduce) or total.operands[0] is not e:
+        return ""
+    if total.op.axes != last:
+        return f"exponentials are divided by their sum over axis {_axes(total)}, not over the keys"
+    top = e.operands[0]
+    if _label(top.op) != "sub":
+        return (
+            "softmax without its maximum subtracted overflows where attention does not: "
+            "relaxed=True ignores that"
+        )
+    below = _under_views(top.operands[1])
+    if isinstance(below.op, Reduce) and below.op.combine == "max" and below.op.axes != last:
+        return f"the maximum over axis {_axes(below)} is subtracted, not that of the keys"
+    return ""
+
+
+def _axes(node: Node) -> str:
+    assert isinstance(node.op, Reduce)
+    return ", ".join(map(str, node.op.axes))
 
 
 def _backward(p: _Program, weights: set[Class]) -> Iterator[NearMiss]:
