@@ -177,7 +177,9 @@ class Report:
         return found[0]
 
     def at(self, line: str) -> tuple[KernelReport, ...]:
-        """The kernels that compute something of a user's line, such as "model.py:31"."""
+        """The kernels that compute something of a user's line, such as "model.py:31"; folders
+        before the file's name do not count."""
+        line = line.replace("\\", "/").rpartition("/")[2]
         return tuple(k for k in self.kernels if line in k.lines)
 
     def __str__(self) -> str:

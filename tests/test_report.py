@@ -466,6 +466,20 @@ def test_every_decode_kernel_gives_the_same(keys):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
 
 
+def test_an_alternative_of_an_added_rule_is_told_though_it_costs_the_same():
+    def twice(x):
+        y = x + x
+        return eg.sum(y @ y.T, 0)
+
+    double = eg.rules.Rule("double", "(Add x x)", "(Mul x (const 2.0 x))")
+    report = report_of(twice, np.zeros((64, 32), np.float32), rules=(double,))
+    found = [o for k in report.kernels for c in k.choices for o in c.others if o.rule == "double"]
+    assert [o.text for o in found] == ["mul(input, broadcast)"]
+    assert found[0].loss == 0
+    assert f"mul(input, broadcast) by double: {0:.1f} us more (equal work)" in str(report)
+    assert report.at(f"somewhere/test_report.py:{line_of(twice, 'y @ y')}") == report.kernels
+
+
 COMPILED = """
 import eggpu as eg
 from eggpu import nn

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import zip_longest
 
 from ..collector import no_collector
@@ -14,6 +15,7 @@ from .anchor import Anchor
 from .graph import ANCHORS, GET, MOVES, STORABLE, TUP, VIEW, Problem
 from .plan import NEW, Draft, Move
 from .price import TOO_LARGE
+from .rules import all_rules, program_rules
 from .search import Search
 from .step import trial
 
@@ -167,7 +169,18 @@ def _counts(p: Problem, other: Other, c: int, little: float) -> bool:
     """Is an alternative worth a line: not a view that leads back here, not a trifle."""
     if other.loss is None:
         return not other.is_view
-    return other.loss > little or _heavy(p, c)
+    return other.loss > little or _heavy(p, c) or _is_added(other.rule)
+
+
+def _is_added(rule: str) -> bool:
+    """Is a rule one that the user added: what it made is told in any case."""
+    return rule not in _own_rules()
+
+
+@cache
+def _own_rules() -> frozenset[str]:
+    rules = (*all_rules(), *program_rules())
+    return frozenset(("", "constant", *(rule.base for rule in rules)))
 
 
 def _heavy(p: Problem, c: int) -> bool:
