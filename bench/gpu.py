@@ -168,18 +168,18 @@ def compared(row: Row, mine: dict[str, Any], theirs: dict[str, Any] | None) -> d
 
 def best(run: Callable[[], Any], synchronize: Callable[[], None]) -> float:
     """Seconds of a call: the best of some blocks' means."""
+    few = block(run, synchronize, 3)  # of one call, the wait would be most
+    count = max(3, min(2000, round(BLOCK_SECONDS / few)))
+    return min(block(run, synchronize, count) for _ in range(BLOCKS))
+
+
+def block(run: Callable[[], Any], synchronize: Callable[[], None], count: int) -> float:
+    """Seconds of a call, of some that follow one another."""
     start = time.perf_counter()
-    run()
+    for _ in range(count):
+        run()
     synchronize()
-    count = max(3, min(200, round(BLOCK_SECONDS / (time.perf_counter() - start))))
-    found = []
-    for _ in range(BLOCKS):
-        start = time.perf_counter()
-        for _ in range(count):
-            run()
-        synchronize()
-        found.append((time.perf_counter() - start) / count)
-    return min(found)
+    return (time.perf_counter() - start) / count
 
 
 def line(found: dict[str, Any]) -> str:
