@@ -15,7 +15,7 @@ from typing import Any
 from choices_work import Workload
 
 from eggpu.compiler.codegen import lower
-from eggpu.compiler.codegen.attention import is_plain
+from eggpu.compiler.codegen.attention import attention_tiles
 from eggpu.compiler.codegen.contract import Operand, vector_axis
 from eggpu.compiler.codegen.source import Job
 from eggpu.compiler.egraph import saturate_graph
@@ -31,13 +31,14 @@ from eggpu.compiler.schedule.serialize import plan_to_json
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
 from eggpu.compiler.schedule.target import H200 as H200_RATES
 from eggpu.compiler.schedule.tile import Tile, candidates
-from eggpu.compiler.schedule.tile_attention import attention_candidates
+from eggpu.compiler.schedule.tile_attention import Pass
 from eggpu.compiler.schedule.verify import verify_plan
 from eggpu.compiler.tracing import trace
 from eggpu.compiler.types import parse_type
 
 SLOWEST = 4.0  # an alternative predicted to take this many times the chosen one's time is left out
 MOST_TILES = 16  # of one product, the best by the cost model
+PASSES: dict[str, tuple[Pass, ...]] = {"attention": ("forward",), "attention_backward": ("q", "kv")}
 MOST = 32  # alternatives of a workload, the best by the cost model
 H200 = replace(
     FLOOR,
@@ -146,11 +147,10 @@ def _kernels_of(
             more = int(tile.splits > 1) - int(best.splits > 1)
             ns = choice.predicted(group, best.efficiency / tile.efficiency, more)
             yield _described(tile), {"tile": tile}, ns
-    elif tuple_op is not None and tuple_op.op.name == "attention":
-        best, *rest = _attention_tiles(tuple_op, target)
-        for tile in rest:
-            ns = choice.predicted(group, best.efficiency / tile.efficiency)
-            yield _described(tile), {"tile_forward": tile}, ns
+    elif tuple_op is not None and tuple_op.op.name in PASSES:
+        for step, tile, busy in _attention_tiles(tuple_op, target):
+            ns = choice.predicted(group, busy)
+            yield _described(tile), {f"tile_{step}": tile}, ns
     elif product is None and any(n.kind is Kind.REDUCE for n in nodes):
         for staged in (False, True):
             name = "rows in parts" if staged else "rows at once"
@@ -169,10 +169,18 @@ def _product_tiles(group: Group, product: Node, target: Target) -> list[Tile]:
     return candidates(target, batch, m, n, k, *axes, count=MOST_TILES)
 
 
-def _attention_tiles(node: Node, target: Target) -> list[Tile]:
-    q, k, v = (o.shape for o in node.operands[:3])
-    heads = (math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1])
-    return attention_candidates(target, "forward", *heads, MOST_TILES, plain=is_plain(node))
+def _attention_tiles(node: Node, target: Target) -> Iterator[tuple[Pass, Tile, float]]:
+    """The other tilings of each pass, with the time of all passes over that of the best ones."""
+    d, dv = (o.shape[-1] for o in node.operands[1:3])
+    work: dict[Pass, int] = {"forward": d + dv, "q": 2 * d + dv, "kv": 2 * d + 2 * dv}
+    steps = PASSES[node.op.name]
+    found = {step: attention_tiles(node, step, target, MOST_TILES) for step in steps}
+    ns = {step: work[step] / found[step][0].efficiency for step in steps}
+    for step in steps:
+        best, *rest = found[step]
+        for tile in rest:
+            more = ns[step] * (best.efficiency / tile.efficiency - 1)
+            yield step, tile, 1 + more / sum(ns.values())
 
 
 def _described(tile: Tile) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
 from eggpu.compiler.schedule.tile import Tile, candidates, fold
-from eggpu.compiler.schedule.tile_attention import attention_candidates
+from eggpu.compiler.schedule.tile_attention import Scores, attention_candidates
 from eggpu.compiler.schedule.tile_rows import ROWS
 from eggpu.templates import render, swapped
 
@@ -449,7 +449,9 @@ def check_attention(
 def attention_tile(target: Target, heads: Heads, step: str, **changes: object) -> Tile:
     h = heads
     kept = h.bh // h.shared
-    tiles = attention_candidates(target, step, h.bh, h.tq, h.tk, h.d, h.dv, count=99, kept=kept)
+    scores = Scores(h.causal, h.offset, h.window or 0, bool(h.softcap), h.mask + h.bias, h.empty)
+    shape = h.bh, h.tq, h.tk, h.d, h.dv
+    tiles = attention_candidates(target, step, *shape, count=99, kept=kept, scores=scores)
     best = next(t for t in tiles if "rows" not in t.template)  # see test_attention_rows.py
     return with_values(best, **changes)
 
@@ -469,6 +471,7 @@ MASKS = [
         ((2, 29, 130, 12, 32), {}), ((1, 16, 128, 4, 32), {}),
         ((2, 37, 131, 8, 64), {"causal": True}),
         ((1, 150, 129, 8, 32), {"causal": True, "offset": 3}),
+        ((2, 19, 20, 8, 12), {"causal": True}), ((1, 17, 40, 12, 44), {}),
     ],
 )  # fmt: skip
 def test_attention_as_products_of_tiles(
@@ -476,7 +479,7 @@ def test_attention_as_products_of_tiles(
     rows: int,
 ) -> None:  # fmt: skip
     heads = Heads(*shape, scalar=scalar, **kwargs)  # pyright: ignore[reportArgumentType]
-    found = attention_candidates(LLVMPIPE, "forward", *shape, count=99, plain=True)
+    found = attention_candidates(LLVMPIPE, "forward", *shape, count=99)
     (tile,) = (t for t in found if t.values.get("TM") == rows)
     assert tile.template == "attention_tile_cpu.wgsl.j2"
     check_attention(device, heads, "forward", tile)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil, prod
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
-from eggpu.compiler.schedule.tile import NVIDIA_WORKGROUP_BYTES, candidates, fold
-from eggpu.compiler.schedule.tile_attention import Pass, attention_candidates
+from eggpu.compiler.schedule.tile import NVIDIA_WORKGROUP_BYTES, Tile, Value, candidates, fold
+from eggpu.compiler.schedule.tile_attention import (
+    Pass,
+    Scores,
+    attention_candidates,
+    rows_of,
+)
+from eggpu.compiler.schedule.tile_attention_cpu import visited
 from eggpu.compiler.schedule.tile_rows import ROWS
 
 NVIDIA = replace(FLOOR, max_workgroup_bytes=64 << 10, max_invocations=1024, subgroup=32)
@@ -92,23 +100,97 @@ def test_empty_extents_are_refused() -> None:
 
 
 @pytest.mark.parametrize("step", ["q", "kv"])
-def test_gradients_of_short_heads_own_two_rows_a_lane(step: Pass) -> None:
+def test_gradients_of_short_heads_own_several_rows_a_lane(step: Pass) -> None:
     """On vectors of 16 lanes too, where one row a lane spreads every column for few products."""
-    target = replace(LLVMPIPE, subgroup=16)
-    (best,) = attention_candidates(target, step, 32, 64, 64, 32, 32, count=1)
-    assert best.values["R"] == 2
+    target, shape = replace(LLVMPIPE, subgroup=16), (32, 64, 64, 32, 32)
+    (best,) = attention_candidates(target, step, *shape, count=1)
+    assert best.values["R"] == 4
+    (best,) = attention_candidates(target, step, *shape, count=1, scores=Scores(causal=True))
+    assert best.values["R"] == 2  # of four, all see the other side's every block
 
 
-def test_plain_attention_of_long_rows_is_products_of_tiles() -> None:
-    for lanes in (8, 16):
-        target = replace(LLVMPIPE, subgroup=lanes)
-        (best,) = attention_candidates(target, "forward", 8, 512, 512, 64, 64, 1, plain=True)
-        assert best.template == "attention_tile_cpu.wgsl.j2"
-        assert best.values["TM"] == 32
-        assert best.grid == (128, 1, 1)
-    for shape in ((512, 512, 64, 60), (512, 512, 30, 64), (512, 60, 64, 64)):
-        tiles = attention_candidates(LLVMPIPE, "forward", 8, *shape, count=99, plain=True)
-        assert {tile.template for tile in tiles} == {"attention_cpu.wgsl.j2"}
+PRODUCTS, LANES = "attention_tile_cpu.wgsl.j2", "attention_cpu.wgsl.j2"
+
+
+def forward(*shape: int, lanes: int = 16, **scores: Any) -> list[Tile]:
+    target = replace(LLVMPIPE, subgroup=lanes)
+    return attention_candidates(target, "forward", *shape, count=99, scores=Scores(**scores))
+
+
+def test_attention_on_cpus_is_what_takes_least_by_one_measure() -> None:
+    """Products of tiles for wide heads and long rows; a lane a row where a tile's columns would be
+    half empty, where few keys are, and where scores are more than products."""
+    best = forward(8, 512, 512, 64, 64)[0]
+    assert (best.template, best.values["TM"], best.grid) == (PRODUCTS, 32, (128, 1, 1))
+    assert forward(8, 512, 512, 64, 64, lanes=8)[0].template == PRODUCTS
+    assert forward(8, 512, 512, 64, 64, causal=True)[0].template == PRODUCTS
+    assert forward(2, 1024, 1024, 128, 128)[0].template == PRODUCTS
+    for shape in ((16, 256, 256, 32, 32), (12, 16, 16, 64, 64), (6, 100, 100, 40, 40)):
+        found = forward(*shape, causal=True)
+        assert found[0].template == LANES
+        assert PRODUCTS in {t.template for t in found}  # and its price is known
+    for scores in ({"window": 9}, {"softcap": True}, {"extras": 1}, {"causal": True, "offset": -1}):
+        assert {t.template for t in forward(8, 512, 512, 64, 64, **scores)} == {LANES}
+    for shape in ((8, 512, 512, 64, 30), (8, 512, 512, 30, 64)):
+        assert {t.template for t in forward(*shape)} == {LANES}
+
+
+def test_of_tilings_that_take_as_long_the_smaller_code_is_taken() -> None:
+    for shape in ((6, 100, 100, 40, 40), (16, 256, 256, 32, 32)):
+        best = forward(*shape, causal=True)[0]
+        assert best.values["QR"] == 1
+    found = forward(16, 256, 256, 64, 64, extras=1)
+    two, one = (next(t for t in found if t.values["QR"] == n) for n in (2, 1))
+    assert two.efficiency > one.efficiency
+    assert found[0] is one
+
+
+def test_code_that_is_compiled_for_long_is_no_candidate() -> None:
+    def rows(step: Pass, d: int) -> set[Value]:
+        target = replace(LLVMPIPE, subgroup=16)
+        found = attention_candidates(
+            target, step, 2, 64, 64, d, d, count=99, scores=Scores(extras=1)
+        )
+        return {t.values["QR" if step == "forward" else "R"] for t in found}
+
+    assert rows("kv", 64) == {1, 2, 3}
+    assert rows("kv", 128) == {1}
+    assert rows("kv", 256) == set()
+    assert rows("forward", 256) == {1}
+    assert rows("forward", 512) == set()
+    assert {t.template for t in forward(2, 64, 64, 512, 512)} == {PRODUCTS}  # its code has loops
+
+
+@given(
+    st.integers(1, 200), st.integers(1, 200), st.sampled_from([4, 8, 16]), st.integers(1, 40),
+    st.booleans(), st.integers(-30, 30), st.integers(0, 50), st.sampled_from(["zero", "mean"]),
+    st.sampled_from(["forward", "q", "kv"]),
+)  # fmt: skip
+def test_hidden_blocks_are_counted_as_kernels_skip_them(
+    tq: int, tk: int, block: int, rows: int, causal: bool, offset: int, window: int, empty: str,
+    step: Pass,
+) -> None:  # fmt: skip
+    """Every block with a score that is seen is counted, and no more than a block around them."""
+    scores = Scores(causal, offset, window, empty=empty)
+    found = visited(step, scores, rows, block, tq, tk)
+    i, j = np.arange(tq)[:, None] + offset, np.arange(tk)
+    seen = np.ones((tq, tk), bool)
+    if causal:
+        seen &= j <= i
+    if window:
+        seen &= j > i - window
+    if empty == "mean" and step != "q":
+        seen[:] = True
+    seen = seen.T if step == "kv" else seen
+    least = most = 0
+    for top in range(0, len(seen), rows):
+        (columns,) = np.nonzero(seen[top : top + rows].any(0))
+        if len(columns):
+            least += columns[-1] // block - columns[0] // block + 1
+        most += ceil(seen.shape[1] / block)
+    assert least <= found <= most
+    if not window and causal:
+        assert found <= least + ceil(len(seen) / rows)
 
 
 @given(
@@ -130,7 +212,7 @@ def test_attention_candidates_are_legal(
         assert 0 < tile.efficiency <= 1
         v = tile.values
         if tile.template.endswith("_cpu.wgsl.j2"):
-            each = v["L"] * v["QR" if step == "forward" else "R"]
+            each = rows_of(tile)
         elif "rows" in tile.template:
             each = v["TY"]
         else:

@@ -14,14 +14,14 @@ from ..ops.decode import DecodeBase
 from ..ops.fused import Attention, AttentionBackward, AttentionBias, Get
 from ..schedule.kernel import KernelSource
 from ..schedule.space import Analysis
+from ..schedule.target import Target
 from ..schedule.tile import Tile
-from ..schedule.tile_attention import Pass, attention_candidates, rows_of
+from ..schedule.tile_attention import Pass, attention_candidates, copied, rows_of, scores_of
 from .contract import Operand, load_cost, load_function, store_function, stores_fours, write_tile
 from .decode import lower_decode
 from .emitter import Emitter, Value
 from .source import Job, finish
 
-_WORTH_A_COPY = 1200  # loads by a whole subgroup, from where on images save something
 _FORWARD = ("q", "k", "v")
 _BACKWARD = ("q", "k", "v", "stats", "delta", "do")
 # a pass: the results that it gives, with the names of their stores and of their vector flags
@@ -55,12 +55,22 @@ def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
     return kernels
 
 
-def is_plain(node: Node) -> bool:
-    """Whether scores are products without masks, biases, windows and caps, and every query of
-    attention has a key."""
-    op = _attributes(node)
-    more = op.extras or op.window or op.softcap
-    return not more and (not op.causal or op.offset >= 0)
+def attention_tiles(node: Node, step: Pass, target: Target, count: int) -> list[Tile]:
+    """The `count` best tilings of a pass of attention, or of its gradients."""
+    scores = scores_of(_attributes(node))
+    return attention_candidates(target, step, *_heads(node), count, _kept(node), scores)
+
+
+def _heads(node: Node) -> tuple[int, int, int, int, int]:
+    """(heads in all, queries, keys, size of a head of q and k, of v)."""
+    q, k, v = (o.shape for o in node.operands[:3])
+    return math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1]
+
+
+def _kept(node: Node) -> int:
+    """How many biases have a gradient: heads, less those that are summed."""
+    summed = node.op.axes if isinstance(node.op, AttentionBias) else ()
+    return math.prod(n for a, n in enumerate(node.operands[0].shape[:-2]) if a not in summed)
 
 
 def _attributes(node: Node) -> Attention | AttentionBackward | AttentionBias:
@@ -84,16 +94,12 @@ class _Attention:
     @property
     def heads(self) -> tuple[int, int, int, int, int]:
         """(heads in all, queries, keys, size of a head of q and k, of v)."""
-        q, k, v = (o.shape for o in self.node.operands[:3])
-        return math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1]
+        return _heads(self.node)
 
     @property
     def kept(self) -> int:
-        """How many biases have a gradient: heads, less those that are summed."""
-        op = self.node.op
-        summed = op.axes if isinstance(op, AttentionBias) else ()
-        lead = self.node.operands[0].shape[:-2]
-        return math.prod(n for a, n in enumerate(lead) if a not in summed)
+        """How many biases have a gradient."""
+        return _kept(self.node)
 
     def kernel(self) -> KernelSource:
         tile = self._tile()
@@ -138,8 +144,7 @@ class _Attention:
         lanes = tile.values["L"]
         assert isinstance(lanes, int)
         tiles = -(-rows // rows_of(tile))
-        loads = bh * tiles * -(-columns // lanes) * (d + dv) // 4
-        if tiles == 1 or loads < _WORTH_A_COPY:
+        if not copied(lanes, tiles, bh, columns, d + dv):
             return ()
         if "TM" in tile.values:
             return ("q", "k", "v")
@@ -161,8 +166,7 @@ class _Attention:
         hint = self.job.hints.get(f"tile_{self.step}")
         if isinstance(hint, Tile):
             return hint
-        target, step, plain = self.job.target, self.step, is_plain(self.node)
-        found = attention_candidates(target, step, *self.heads, kept=self.kept, plain=plain)
+        found = attention_tiles(self.node, self.step, self.job.target, self.job.count)
         if not found:
             raise CompileError(
                 f"illegal kernel: no template of {self.job.target.name} holds {self.node!r}"

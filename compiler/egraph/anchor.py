@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from ..ir import Kind
 from ..ops.decode import DecodeBase
-from ..ops.fused import AttentionBias
+from ..ops.fused import Attention, AttentionBias, GradientBase
 from ..schedule.target import Target
 from ..schedule.tile import candidates
-from ..schedule.tile_attention import Pass, attention_candidates
+from ..schedule.tile_attention import Pass, Scores, attention_candidates, scores_of
 from ..schedule.tile_decode import FORMS, decode_ns, decode_shape, decode_tile
 from ..schedule.tile_rows import ROWS
 from ..types import Type
@@ -24,7 +24,7 @@ DIRECT = 1 << 18  # comparisons of positions that cost less than two kernels mor
 RUN = 16  # elements of a row that one step sorts
 
 
-CAUSAL = 0.57  # time of causal attention over that of all scores: hidden tiles are skipped
+CAUSAL = 0.57  # time of causal attention over that of all scores, on GPUs: hidden ones are skipped
 
 
 class Anchor(NamedTuple):
@@ -72,12 +72,8 @@ def anchor_cost(p: Problem, target: Target, a: Anchor) -> AnchorCost | None:
         case Kind.TUPLE if isinstance(op, DecodeBase):
             return _decode(target, op, types)
         case Kind.TUPLE if len(types) >= 3:
-            summed = op.axes if isinstance(op, AttentionBias) else None
-            cost = _attention(target, types, a.results, summed)
-            # hidden keys are skipped where they give nothing
-            options = op.attributes()
-            skips = options.get("causal") and (options.get("empty") == "zero" or summed is not None)
-            return cost._replace(busy=CAUSAL * cost.busy) if cost and skips else cost
+            assert isinstance(op, Attention | GradientBase)
+            return _attention(target, op, types, a.results)
         case _:
             return AnchorCost(flops / profile.elementwise, 0, 0.0, flops)
 
@@ -125,11 +121,13 @@ def _scatter(target: Target, size: int, positions: int, flops: float) -> AnchorC
 
 
 def _attention(
-    target: Target, types: list[Type], results: tuple[int, ...], summed: tuple[int, ...] | None
+    target: Target, op: Attention | GradientBase, types: list[Type], results: tuple[int, ...]
 ) -> AnchorCost | None:
     """Attention is one kernel, its gradients are one for q and one for k and v, that of a bias is
-    one; `summed` are the axes of the latter.
+    one.
     """
+    summed = op.axes if isinstance(op, AttentionBias) else None
+    scores = scores_of(op)
     (*batch, queries, d), (*_, keys, _), (*_, dv) = (t.shape for t in types[:3])
     empty = [t.size == 0 for t in types[:3]]
     if all(empty) if len(types) >= 6 else not math.prod(batch) * queries:
@@ -142,16 +140,20 @@ def _attention(
     elif len(types) >= 6:
         steps = [s for s, given in (("q", {0}), ("kv", {1, 2})) if given & set(results)]  # type: ignore[misc]
     busy = total = 0.0
+    # hidden keys are skipped where they give nothing; tilings of CPUs count that themselves
+    counted = target.kind == "cpu" and target.subgroup and summed is None
+    skips = scores.causal and (scores.empty == "zero" or summed is not None)
+    share = CAUSAL if skips and not counted else 1.0
     for step in steps:
         shape = (math.prod(batch), queries, keys, d, dv)
-        efficiency = _fused(target, step, *shape, kept)
+        efficiency = _fused(target, step, *shape, kept, scores)
         if efficiency is None:
             return None
         work = {"forward": d + dv, "q": 2 * d + dv, "kv": 2 * d + 2 * dv, "bias": d + dv}[step]
         flops = 2.0 * math.prod(batch) * queries * keys * work
         busy += flops / target.profile.attention / efficiency
         total += flops
-    return AnchorCost(busy, max(0, len(steps) - 1), 0.0, total)
+    return AnchorCost(share * busy, max(0, len(steps) - 1), 0.0, total)
 
 
 def _decode(target: Target, op: DecodeBase, types: list[Type]) -> AnchorCost | None:
@@ -176,11 +178,19 @@ def _decode(target: Target, op: DecodeBase, types: list[Type]) -> AnchorCost | N
 
 @lru_cache(maxsize=1024)
 def _fused(
-    target: Target, step: Pass, heads: int, queries: int, keys: int, d: int, dv: int, kept: int
+    target: Target,
+    step: Pass,
+    heads: int,
+    queries: int,
+    keys: int,
+    d: int,
+    dv: int,
+    kept: int,
+    scores: Scores,
 ) -> float | None:
     if min(heads, queries, keys, d, dv) < 1:
         return None
-    tiles = attention_candidates(target, step, heads, queries, keys, d, dv, 1, kept)
+    tiles = attention_candidates(target, step, heads, queries, keys, d, dv, 1, kept, scores)
     return max(1e-3, tiles[0].efficiency / _best_attention(target)) if tiles else None
 
 

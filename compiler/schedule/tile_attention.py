@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from .target import Target
 from .tile import BUSY_THREADS, Tile, Value, fold, processors, workgroup_budget
-from .tile_attention_products import product_tiles
+from .tile_attention_cpu import (
+    BEST_FLOP_PER_NS,
+    PLAIN,
+    Heads,
+    Pass,
+    Scores,
+    copied,
+    cpu_tiles,
+    even,
+    scores_of,
+)
 from .tile_attention_rows import gradient_rows
-from .tile_rows import has_subgroups
 
-Pass = Literal["forward", "q", "kv", "bias"]
-
-# Products of a pass: how often a row of the head's two sizes (d, dv) takes part.
-_PRODUCTS: dict[Pass, tuple[int, int]] = {
-    "forward": (1, 1),
-    "q": (2, 1),
-    "kv": (2, 2),
-    "bias": (1, 1),
-}
+__all__ = ["Pass", "Scores", "attention_candidates", "copied", "rows_of", "scores_of"]
 
 
 def attention_candidates(
@@ -37,13 +38,14 @@ def attention_candidates(
     dv: int,
     count: int = 3,
     kept: int = 1,
-    plain: bool = False,
+    scores: Scores = PLAIN,
 ) -> list[Tile]:
     """The `count` best tilings of one pass over `bh` heads of `tq` queries and `tk` keys.
 
-    "forward" gives o and stats of rows, "q" the gradient of q, "kv" those of k and v, "bias" that
-    of `kept` biases which the heads share. `plain` scores are products, without masks, biases,
-    windows and caps, and every query has a key.
+    "forward" gives o and the stats of rows, "q" the gradient of q, "kv" those of k and v, "bias"
+    that of `kept` biases which the heads share. `scores` says what else is done to scores, and
+    which are hidden: on CPUs efficiencies count them as computed, which makes them larger where
+    they are skipped.
     """
     if min(bh, tq, tk, d, dv) < 1:
         raise ValueError(
@@ -52,7 +54,7 @@ def attention_candidates(
     if step == "bias":
         tiles = list(_bias_tiles(target, bh, kept, tq, tk, d, dv))
     elif target.kind == "cpu" and target.subgroup:
-        tiles = list(_lane_tiles(target, step, bh, tq, tk, d, dv))
+        return cpu_tiles(target, step, Heads(bh, tq, tk, d, dv), scores)[:count]
     else:
         tiles = list(_shared_tiles(target, step, bh, tq, tk, d, dv))
         if step == "forward":
@@ -60,9 +62,6 @@ def attention_candidates(
         else:
             tiles += gradient_rows(target, step, bh, tq, tk, d, dv)
     tiles.sort(key=lambda tile: (-tile.efficiency, tile.params))
-    if plain and step == "forward" and target.kind == "cpu" and has_subgroups(target):
-        products = list(product_tiles(target, bh, tq, tk, d, dv))
-        tiles = sorted(products, key=lambda tile: -tile.efficiency) + tiles
     return tiles[:count]
 
 
@@ -72,60 +71,6 @@ def rows_of(tile: Tile) -> int:
     rows = v["TM"] if "TM" in v else v["L"] * (v["QR"] if "QR" in v else v["R"])  # type: ignore[operator]
     assert isinstance(rows, int)
     return rows
-
-
-def _flops(step: Pass, columns: int, rows: int, d: int, dv: int) -> int:
-    on_d, on_dv = _PRODUCTS[step]
-    return 2 * rows * columns * (on_d * d + on_dv * dv)
-
-
-# -- llvmpipe: a lane a row ----------------------------------------------------------------------
-
-# measured nanoseconds of one core for 8 lanes, in these kernels
-_LOAD4, _MULTIPLY_ADD, _SHUFFLE, _EXP, _GROUP = 18.0, 0.25, 0.3, 14.0, 200.0
-_BEST_FLOP_PER_NS = 28.0  # of one core
-_WORKERS = 4  # groups that should be there for an even share of the threads
-_ROW_FLOATS = {
-    "forward": 512,
-    "q": 384,
-    "kv": 384,
-}  # of a lane's rows: more takes seconds to compile
-
-
-def _lane_tiles(
-    target: Target, step: Pass, bh: int, tq: int, tk: int, d: int, dv: int
-) -> Iterator[Tile]:
-    lanes = target.subgroup
-    rows_in_all, columns = (tk, tq) if step == "kv" else (tq, tk)
-    blocks = ceil(columns / lanes)
-    if target.loop_limit and blocks >= target.loop_limit:
-        return
-    on_d, on_dv = _PRODUCTS[step]
-    quads, work = ceil(d / 4) + ceil(dv / 4), on_d * d + on_dv * dv
-    for rows in (1, 2, 3, 4):
-        if rows > 1 and (
-            rows * (d + dv) * lanes // 8 > _ROW_FLOATS[step] or (rows - 1) * lanes >= rows_in_all
-        ):
-            break
-        loads = quads * _LOAD4 + lanes * work * _SHUFFLE
-        each = lanes * (work * _MULTIPLY_ADD + _EXP)
-        tiles = bh * ceil(rows_in_all / (lanes * rows))
-        if tiles > target.max_groups**2:
-            continue
-        waves = ceil(tiles / _WORKERS) * _WORKERS
-        spent = waves * (blocks * (loads + rows * each) + rows * quads * _LOAD4 + _GROUP)
-        if step != "forward":  # of causal ones, more rows a lane skip fewer hidden keys
-            spent *= lanes / 8
-        flops = bh * _flops(step, columns, rows_in_all, d, dv)
-        efficiency = min(1.0, flops / _BEST_FLOP_PER_NS / spent)
-        grid = fold(tiles, target.max_groups)
-        if step == "forward":
-            params: tuple[tuple[str, Value], ...] = (("L", lanes), ("QR", rows), ("grid", grid))
-            template = "attention_cpu.wgsl.j2"
-        else:
-            params = (("L", lanes), ("R", rows), ("grad", step), ("grid", grid))
-            template = "attention_bwd_cpu.wgsl.j2"
-        yield Tile(template, params, grid, (lanes, 1, 1), 0, efficiency)
 
 
 # -- the gradient of a bias: a tile of it goes over all heads that share it ------------------------
@@ -145,7 +90,7 @@ def _bias_tiles(
             continue
         useful = tq / (ceil(tq / rows) * rows) * tk / (ceil(tk / columns) * columns)
         if lanes:
-            busy = tiles / (ceil(tiles / _WORKERS) * _WORKERS)
+            busy = tiles / even(tiles)
         else:
             busy = min(1.0, tiles * tile.threads / BUSY_THREADS)
         grid = fold(tiles, target.max_groups)
@@ -166,6 +111,10 @@ class _Bias(NamedTuple):
     rate: float
 
 
+# measured nanoseconds of one core
+_LOAD4, _MULTIPLY_ADD, _SHUFFLE, _EXP = 18.0, 0.25, 0.3, 14.0
+
+
 def _bias_lanes(lanes: int, tq: int, d: int, dv: int) -> Iterator[_Bias]:
     quads = ceil(d / 4) + ceil(dv / 4)
     for rows in (1, 2, 3, 4):
@@ -173,8 +122,8 @@ def _bias_lanes(lanes: int, tq: int, d: int, dv: int) -> Iterator[_Bias]:
             break
         loads = quads * (1 + rows) * _LOAD4 + lanes * (d + dv) * _SHUFFLE
         each = lanes * ((d + dv) * _MULTIPLY_ADD + _EXP)
-        flops = _flops("bias", lanes, rows * lanes, d, dv)
-        rate = flops / _BEST_FLOP_PER_NS / (loads + rows * each)
+        flops = 2 * rows * lanes * lanes * (d + dv)
+        rate = flops / BEST_FLOP_PER_NS / (loads + rows * each)
         yield _Bias(rows * lanes, lanes, lanes, (("L", lanes), ("R", rows)), 0, rate)
 
 

@@ -1,0 +1,268 @@
+"""Tilings of attention on llvmpipe, with what each one takes: a lane a row, or two products of
+tiles. Both are priced in the same ns, and by the size of their code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Literal, NamedTuple, Protocol
+
+from .target import Target
+from .tile import Tile, Value, fold
+from .tile_rows import has_subgroups
+
+Pass = Literal["forward", "q", "kv", "bias"]
+
+# Products of a pass: how often a row of the head's two sizes (d, dv) takes part.
+PRODUCTS: dict[Pass, tuple[int, int]] = {
+    "forward": (1, 1),
+    "q": (2, 1),
+    "kv": (2, 2),
+    "bias": (1, 1),
+}
+
+
+class Attributes(Protocol):
+    """What the ops of attention say of their scores."""
+
+    @property
+    def causal(self) -> bool: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def softcap(self) -> float: ...
+    @property
+    def extras(self) -> tuple[str, ...]: ...
+    @property
+    def empty(self) -> str: ...
+
+
+class Scores(NamedTuple):
+    """What becomes of scores, as far as kernels and their times depend on it; all of them are seen
+    unless something is said."""
+
+    causal: bool = False
+    offset: int = 0
+    window: int = 0
+    softcap: bool = False
+    extras: int = 0  # masks and biases
+    empty: str = "zero"
+
+    @property
+    def plain(self) -> bool:
+        """Whether scores are products, of which at most causal ones are hidden, and every query
+        has a key."""
+        more = self.extras or self.window or self.softcap
+        return not more and (not self.causal or self.offset >= 0)
+
+
+PLAIN = Scores()
+
+
+def scores_of(op: Attributes) -> Scores:
+    """What an op of attention, or of its gradients, does to scores."""
+    cap = bool(op.softcap)
+    return Scores(op.causal, op.offset, op.window, cap, len(op.extras), op.empty)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """`bh` heads of `tq` queries and `tk` keys, of `d` and `dv` elements."""
+
+    bh: int
+    tq: int
+    tk: int
+    d: int
+    dv: int
+
+    def flops(self, step: Pass) -> int:
+        """Of a pass, all scores counted."""
+        on_d, on_dv = PRODUCTS[step]
+        return 2 * self.bh * self.tq * self.tk * (on_d * self.d + on_dv * self.dv)
+
+
+def cpu_tiles(target: Target, step: Pass, heads: Heads, scores: Scores) -> list[Tile]:
+    """The tilings of a pass on llvmpipe, best first: the fastest, unless one of which the driver
+    compiles less code is hardly slower.
+    """
+    found = list(_lane_tiles(target, step, heads, scores))
+    if step == "forward" and scores.plain and has_subgroups(target):
+        found += _product_tiles(target, heads, scores)
+    most = target.max_groups**2
+    legal = [way for way in found if way.code <= _MOST_CODE and way.groups <= most]
+    legal.sort(key=_rank)
+    near = [way for way in legal if _rank(way) <= _NOISE * _rank(legal[0])]
+    near.sort(key=lambda way: way.code)
+    return [_tile(target, step, heads, way) for way in (*near, *legal[len(near) :])]
+
+
+# -- prices: nanoseconds of one core for 8 lanes; wider vectors take proportionally longer --------
+
+BEST_FLOP_PER_NS = 64.0  # of one core, more than any tiling reaches
+_WORKERS = 4  # groups that should be there for an even share of the threads
+_WORTH_A_COPY = 1200  # loads by a whole subgroup, from where on images save something
+_COPY = 0.17  # a byte that one thread copies to an image, while the others wait
+# a lane a row, forward: a group, a quad of its row loaded and stored; then of each element of a
+# block that takes part: handed round, multiplied for each row; of each score: its weight, the load
+# of a mask or bias, a cap; four elements of columns that lie in buffers, not in images
+_GROUP, _QUAD, _SPREAD, _MULTIPLY, _EXP, _EXTRA, _CAP = 800.0, 50.0, 0.02, 0.445, 3.7, 30.0, 6.0
+_FROM_BUFFER = 12.0
+# gradients hold columns meanwhile, so that each use hands them round again; one more product of the
+# same elements costs less
+_GRADIENT_GROUP, _GRADIENT_EXP = 270.0, 1.6
+_GRADIENT_SPREAD: dict[Pass, float] = {"q": 0.345, "kv": 0.51}
+_GRADIENT_MULTIPLY: dict[Pass, float] = {"q": 0.253, "kv": 0.161}
+# products of tiles: a group, a row stored, an element of a score, of a result, the softmax of a
+# row, four elements loaded from images and from buffers
+_TILE_GROUP, _TILE_ROW, _SCORE, _TURN, _SOFTMAX = 375.0, 49.0, 0.9, 1.07, 45.0
+_IMAGE, _BUFFER = 4.5, 26.5
+
+# -- code: instructions times values of rows that live across them --------------------------------
+
+_MOST_CODE = 14_000_000  # which llvmpipe compiles for 10 s
+_SECOND_OF_CODE = 1_400_000
+_FIRST_SECONDS = 0.2
+_WORTH_A_SECOND = 0.05  # of a kernel's time, that a second of compilation should save
+_NOISE = 1.04  # times that are told apart by nothing
+_MOST_ROWS = 32  # of a tile of products: 64 are 5 % faster and take four times as long to compile
+
+
+def _seconds(code: int) -> float:
+    """What llvmpipe takes to compile: its allocator of registers looks at each value that lives at
+    each instruction."""
+    return _FIRST_SECONDS + code / _SECOND_OF_CODE
+
+
+class _Way(NamedTuple):
+    """A tiling: its rows, its time, its code."""
+
+    template: str
+    params: tuple[tuple[str, Value], ...]
+    groups: int
+    spent: float
+    code: int
+
+
+def _rank(way: _Way) -> float:
+    return way.spent * (1 + _WORTH_A_SECOND * _seconds(way.code))
+
+
+def _tile(target: Target, step: Pass, heads: Heads, way: _Way) -> Tile:
+    grid = fold(way.groups, target.max_groups)
+    efficiency = heads.flops(step) / BEST_FLOP_PER_NS / way.spent
+    lanes = target.subgroup
+    return Tile(way.template, (*way.params, ("grid", grid)), grid, (lanes, 1, 1), 0, efficiency)
+
+
+def copied(lanes: int, tiles: int, bh: int, columns: int, elements: int) -> bool:
+    """Whether the columns that each of a head's `tiles` loads whole, `elements` of each, are worth
+    copies in images."""
+    return tiles > 1 and bh * tiles * ceil(columns / lanes) * elements // 4 >= _WORTH_A_COPY
+
+
+@lru_cache(maxsize=4096)
+def visited(step: Pass, scores: Scores, rows: int, block: int, tq: int, tk: int) -> int:
+    """The blocks of columns that all tiles of so many rows of a head look at: hidden ones are
+    skipped."""
+    in_all, columns = (tk, tq) if step == "kv" else (tq, tk)
+    tops = range(0, in_all, rows)
+    skips = scores.empty == "zero" if step == "kv" else step == "q" or scores.empty != "mean"
+    if not skips or not (scores.causal or scores.window):
+        return len(tops) * ceil(columns / block)
+    ranges = (_columns(step, scores, top, rows, columns) for top in tops)
+    return sum(max(0, ceil(end / block) - start // block) for start, end in ranges)
+
+
+def _columns(step: Pass, scores: Scores, top: int, rows: int, columns: int) -> tuple[int, int]:
+    """The columns that the rows from `top` on see, from the first one to the one after the last."""
+    start, end, offset, window = 0, columns, scores.offset, scores.window
+    if step == "kv":
+        if scores.causal:
+            start = max(0, top - offset)
+        if window:
+            end = min(end, max(0, top + rows - 1 + window - offset))
+        return start, end
+    if scores.causal:
+        end = min(end, max(0, top + rows + offset))
+    if window:
+        start = max(0, top + offset + 1 - window)
+    return start, end
+
+
+def even(groups: int) -> int:
+    """Groups that take as long, when threads share them out."""
+    return ceil(groups / _WORKERS) * _WORKERS
+
+
+# -- a lane a row ----------------------------------------------------------------------------------
+
+
+def _lane_tiles(target: Target, step: Pass, heads: Heads, scores: Scores) -> Iterator[_Way]:
+    lanes, bh = target.subgroup, heads.bh
+    in_all, columns = (heads.tk, heads.tq) if step == "kv" else (heads.tq, heads.tk)
+    if target.loop_limit and ceil(columns / lanes) >= target.loop_limit:
+        return
+    on_d, on_dv = PRODUCTS[step]
+    quads, work = ceil(heads.d / 4) + ceil(heads.dv / 4), on_d * heads.d + on_dv * heads.dv
+    for rows in (1, 2, 3, 4):
+        if (rows - 1) * lanes >= in_all:
+            return
+        tiles = ceil(in_all / (lanes * rows))
+        blocks = visited(step, scores, rows * lanes, lanes, heads.tq, heads.tk) / tiles
+        more = scores.extras * _EXTRA + scores.softcap * _CAP
+        params: tuple[tuple[str, Value], ...]
+        if step == "forward":
+            each = work * _SPREAD + rows * (work * _MULTIPLY + _EXP + more)
+            once = _GROUP + rows * quads * _QUAD
+            template, params = "attention_cpu.wgsl.j2", (("L", lanes), ("QR", rows))
+        else:
+            each = work * _GRADIENT_SPREAD[step]
+            each += rows * (work * _GRADIENT_MULTIPLY[step] + _GRADIENT_EXP + more)
+            once = _GRADIENT_GROUP + rows * (quads + work / 4 - quads / 2) * _QUAD
+            template = "attention_bwd_cpu.wgsl.j2"
+            params = (("L", lanes), ("R", rows), ("grad", step))
+        spent = even(bh * tiles) * (blocks * lanes * each + once) * lanes / 8
+        held = heads.d + heads.dv if step == "forward" else 0.75 * work
+        if step == "forward":
+            size = heads.d + heads.dv
+            if target.images and copied(lanes, tiles, bh, columns, size):
+                spent += _COPY * 4 * bh * columns * size
+            else:
+                spent += even(bh * tiles) * blocks * quads * _FROM_BUFFER * lanes / 8
+        code = int(lanes * work * (1 + rows) * rows * held)
+        yield _Way(template, params, bh * tiles, spent, code)
+
+
+# -- products of tiles -----------------------------------------------------------------------------
+
+
+def _product_tiles(target: Target, heads: Heads, scores: Scores) -> Iterable[_Way]:
+    """A subgroup has TM rows, a lane four keys, then four elements of the result."""
+    lanes, d, dv = target.subgroup, heads.d, heads.dv
+    keys = 4 * lanes
+    if lanes < 4 or lanes & (lanes - 1) or d % 4 or dv % 4:
+        return
+    blocks_in_all, columns = ceil(heads.tk / keys), ceil(dv / keys)
+    if target.loop_limit and blocks_in_all * (d // 4 + lanes + 3) >= target.loop_limit:
+        return
+    for rows in range(lanes, _MOST_ROWS + 1, lanes):
+        if rows - lanes >= heads.tq:
+            return
+        tiles = ceil(heads.tq / rows)
+        images = target.images and copied(lanes, tiles, heads.bh, heads.tk, d + dv)
+        loads = d + rows * d / 4 / lanes + keys * columns
+        block = loads * (_IMAGE if images else _BUFFER)
+        block += rows * (d * _SCORE + _SOFTMAX + keys * columns * _TURN)
+        blocks = visited("forward", scores, rows, keys, heads.tq, heads.tk) / tiles
+        once = _TILE_GROUP + rows * columns * _TILE_ROW
+        spent = even(heads.bh * tiles) * (blocks * block + once) * lanes / 8
+        spent += images * _COPY * 4 * heads.bh * (heads.tk * (d + dv) + heads.tq * d)
+        # of a row: 4 products of scores, 4 of each column, softmax; sums, scores and results live
+        code = rows * (102 + 16 * columns) * rows * (8 + 4 * columns)
+        params = (("L", lanes), ("TM", rows))
+        yield _Way("attention_tile_cpu.wgsl.j2", params, heads.bh * tiles, spent, code)
