@@ -6,7 +6,7 @@ inline      no longer stored: its readers compute it, from a narrower value that
 merge       its kernel and a reader's become one
 sibling     two kernels with a common operand become one
 twin        two kernels with as many elements become one
-flip        another e-node
+flip        another e-node; of a product or reduction perhaps in a kernel of its own
 put         a kernel nearby stores it: one that computes or reads it, or makes or reads its operands
 store       a kernel of its own stores it
 stage       a reduction and what is reduced, or is an operand of that, where it is used again, get a
@@ -41,6 +41,7 @@ MoveKind = Literal[
 ]
 Key = tuple[object, ...]
 COMPUTED = frozenset((EW, RED, CONTRACT))
+APART = frozenset((RED, CONTRACT))  # may not fit a kernel that stores other values as well
 TWINS = 8  # kernels alike that are tried with one
 CROWD = 16  # readers of one operand beyond which they are not tried as siblings
 
@@ -168,11 +169,17 @@ class Moves:
         d, p = self.draft, self.p
         if len(p.candidates[c]) < 2 or not self.is_live(c):
             return []
-        return [
-            ((p.label[n], *[self.color[k] for k in p.kids[n]]), Move(flips=((c, n),)))
-            for n in p.candidates[c]
-            if n != d.choice[c] and all(d.choice[k] >= 0 for k in p.kids[n])
-        ]
+        k = d.kern[c]
+        shared = k >= 0 and len(d.kernels[k].outs) > 1
+        moves: list[tuple[Key, Move]] = []
+        for n in p.candidates[c]:
+            if n != d.choice[c] and all(d.choice[x] >= 0 for x in p.kids[n]):
+                key = (p.label[n], *[self.color[x] for x in p.kids[n]])
+                moves.append((key, Move(flips=((c, n),))))
+                if shared and p.role[n] in APART:
+                    apart = Move(flips=((c, n),), put=((c, NEW),))
+                    moves.append((("apart", *key), apart))
+        return moves
 
     def _store(self, c: int) -> list[tuple[Key, Move]]:
         d, k = self.draft, self.draft.kern[c]
