@@ -12,6 +12,8 @@ from . import packed as packed
 from . import random as random
 from .contract import dot as dot
 from .contract import swap as swap
+from .dynamic import dynamic_slice as dynamic_slice
+from .dynamic import dynamic_update as dynamic_update
 from .elementwise import ELEMENTWISE as ELEMENTWISE
 from .elementwise import cast as cast
 from .leaf import constant as constant
@@ -20,8 +22,6 @@ from .leaf import iota as iota
 from .leaf import literal as literal
 from .move import broadcast as broadcast
 from .move import concat as concat
-from .move import dynamic_slice as dynamic_slice
-from .move import dynamic_update as dynamic_update
 from .move import flip as flip
 from .move import gather as gather
 from .move import pad as pad

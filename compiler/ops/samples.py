@@ -16,14 +16,13 @@ from ..ir import Node, Op
 from ..types import DTYPES, TupleType
 from .contract import Dot
 from .decode import DECODE
+from .dynamic import DynamicSlice, DynamicUpdate
 from .elementwise import Cast, Elementwise
 from .fused import EXTRAS, Attention, AttentionBackward, AttentionBias, Get
 from .leaf import Constant, Iota, Literal, constant, iota, literal
 from .move import (
     Broadcast,
     Concat,
-    DynamicSlice,
-    DynamicUpdate,
     Flip,
     Gather,
     Pad,
