@@ -154,6 +154,16 @@ class Compiled:
             str
         ] = []  # why each further signature needed a program of its own
 
+    @property
+    def programs(self) -> int:
+        """How many programs it has compiled: one a signature and device."""
+        return len(self._versions)
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The positions of the parameters that are donated."""
+        return self._donate
+
     def _position(self, argument: str | int) -> int:
         if isinstance(argument, int):
             return argument

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import pytree
 from .errors import TraceError
-from .ir import Kind, Node, _recorders, at_line, topological
+from .ir import Kind, Node, at_line, known_lines, topological
 from .loop_gradient import loop_vjp
 from .ops import full
 from .ops.elementwise import guard
@@ -65,7 +65,7 @@ class _Backward:
             self.total[node] = self.total[node] + value if node in self.total else value
 
     def run(self) -> None:
-        sources = _recorders[-1] if _recorders else {}
+        sources = known_lines()
         for node in reversed(self.order):
             if node not in self.active or not node.operands:
                 continue

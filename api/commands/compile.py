@@ -120,7 +120,7 @@ def compiled_of(args: argparse.Namespace, **options: Any) -> tuple[eg.Compiled, 
     function, arguments = function_of(args)
     found = named(args.function)
     known = found.options if isinstance(found, eg.Compiled) else Options()
-    donate = found._donate if isinstance(found, eg.Compiled) and not args.grad else ()
+    donate = found.donated if isinstance(found, eg.Compiled) and not args.grad else ()
     options |= {"optimize": False} if args.no_optimize else {}
     options |= {"relaxed": True} if args.relaxed else {}
     options["without"] = (*known.without, *args.without)

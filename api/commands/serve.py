@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """Load, compile, listen."""
     _check(args)
     try:
-        import starlette  # noqa: F401
+        import starlette  # noqa: F401  # pyright: ignore[reportUnusedImport]
         import uvicorn
     except ImportError:
         raise ServeError(

@@ -158,7 +158,7 @@ class Batcher:
     @property
     def programs(self) -> int:
         """Compiled programs so far."""
-        return sum(len(c._versions) for c in (self._decode, self._prefill))
+        return sum(c.programs for c in (self._decode, self._prefill))
 
     @property
     def slots(self) -> int:

@@ -116,7 +116,7 @@ class Generator:
     @property
     def programs(self) -> int:
         """Compiled programs so far."""
-        return len(self.advance.recompilations) + bool(self.advance._versions)
+        return self.advance.programs
 
     def empty_cache(self) -> Cache:
         """A cache without positions."""

@@ -66,7 +66,7 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> Tensor:
     where = f"{path}: tensor {name!r}"
     if not isinstance(entry, dict):
         raise ModelFileError(f"{where} needs dtype, shape and data_offsets, got {entry!r:.80}")
-    format_, shape, span = (entry.get(k) for k in ("dtype", "shape", "data_offsets"))
+    format_, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(format_, str) or format_ not in _FORMATS:
         known = ", ".join(_FORMATS)
         raise ModelFileError(f"{where} has the dtype {format_!r:.40}; known are {known}")

@@ -176,8 +176,7 @@ class _Attention:
     def _operands(self) -> dict[str, Operand]:
         bh, tq, tk, d, dv = self.heads
         plain = len(self.node.operands) < len(_BACKWARD)
-        names = list(_FORWARD if plain else _BACKWARD)
-        names += _attributes(self.node).extras
+        names = [*(_FORWARD if plain else _BACKWARD), *_attributes(self.node).extras]
         extents = {
             "q": (bh, tq, d), "k": (bh, tk, d), "v": (bh, tk, dv), "do": (bh, tq, dv),
             "stats": (bh, tq, 2), "delta": (bh, tq, 1), "mask": (bh, tq, tk), "bias": (bh, tq, tk),

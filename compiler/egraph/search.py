@@ -78,7 +78,7 @@ class Search:
         self.missed: dict[tuple[MoveKind, int, Key], tuple[float, int]] = {}
         self.kicked: dict[tuple[MoveKind, int, Key], int] = {}
         off = {kind for kind, on in (("stage", effort.wide), ("again", effort.again)) if not on}
-        self.sweeps = [kind for kind in SWEEPS if kind not in off]
+        self.sweeps: list[MoveKind] = [kind for kind in SWEEPS if kind not in off]
         self.failed = 0  # kicks in a row that gained nothing
         launch = draft.pricer.target.profile.launch
         self.slack = max(

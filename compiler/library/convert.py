@@ -66,10 +66,7 @@ def check_scalar(name: str, value: Any, to: DType) -> None:
         to.kind == "f" or isinstance(value, bool) or (to.kind in "iu" and isinstance(value, int))
     )
     whole = (
-        isinstance(value, float)
-        and to.kind in "iu"
-        and math.isfinite(value)
-        and value == int(value)
+        isinstance(value, float) and to.kind in "iu" and math.isfinite(value) and value.is_integer()
     )
     if not (exact or whole):
         raise TypeMismatch(

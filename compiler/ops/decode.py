@@ -68,7 +68,9 @@ class DecodeBase(AttentionBase):
             raise ShapeMismatch(f"{self.name} needs rows that {self.group} heads divide, got {q}")
         return TupleType((Type((*q.shape[:-1], v.shape[-1]), q.dtype),))
 
-    def evaluate(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray) -> tuple:
+    def evaluate(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray
+    ) -> tuple[np.ndarray]:
         bounds, extra = rest[: 2 * self.bounded], rest[2 * self.bounded :]
         with np.errstate(all="ignore"):
             _, s, _ = self.scores(q, k, extra)

@@ -147,7 +147,9 @@ class Attention(AttentionBase):
             (Type((*q.shape[:-1], v.shape[-1]), q.dtype), Type((*q.shape[:-1], 2), f32))
         )
 
-    def evaluate(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *extra: np.ndarray) -> tuple:
+    def evaluate(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *extra: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
         with np.errstate(all="ignore"):
             hidden = EMPTY if self.empty == "mean" else -math.inf
             _, s, _ = self.scores(q, k, extra, hidden)
@@ -188,7 +190,16 @@ class GradientBase(AttentionBase):
                 f"{self.name} got stats {stats}, delta {delta}, cotangent {ct} for q {q}, v {v}"
             )
 
-    def score_gradient(self, q, k, v, stats, delta, ct, extra):  # noqa: ANN001, ANN201
+    def score_gradient(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        stats: np.ndarray,
+        delta: np.ndarray,
+        ct: np.ndarray,
+        extra: Sequence[np.ndarray],
+    ) -> tuple[np.ndarray, ...]:
         """(scores before softcap, probabilities, gradient of scores after softcap, visible)."""
         hidden = EMPTY if self.empty == "mean" else -math.inf
         raw, s, visible = self.scores(q, k, extra, hidden)
@@ -209,7 +220,8 @@ class AttentionBackward(GradientBase):
         self.fits(q, k, v, stats, delta, ct, extra)
         return TupleType((q, k, v))
 
-    def evaluate(self, q, k, v, stats, delta, ct, *extra):  # noqa: ANN001, ANN002, ANN201
+    def evaluate(self, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        q, k, v, stats, delta, ct, *extra = operands
         with np.errstate(all="ignore"):
             raw, p, ds, visible = self.score_gradient(q, k, v, stats, delta, ct, extra)
             if self.softcap:
@@ -241,7 +253,8 @@ class AttentionBias(GradientBase):
         lead = [1 if a in self.axes else n for a, n in enumerate(q.shape[:-2])]
         return TupleType((Type((*lead, q.shape[-2], k.shape[-2]), q.dtype),))
 
-    def evaluate(self, q, k, v, stats, delta, ct, *extra):  # noqa: ANN001, ANN002, ANN201
+    def evaluate(self, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        q, k, v, stats, delta, ct, *extra = operands
         with np.errstate(all="ignore"):
             _, _, ds, _ = self.score_gradient(q, k, v, stats, delta, ct, extra)
             return (ds.sum(self.axes, keepdims=True).astype(q.dtype),)

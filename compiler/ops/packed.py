@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..ir import Node
-from .elementwise import _op
+from .elementwise import declare
 
 
 def _field(bits: int) -> Callable[..., Node]:
@@ -19,7 +19,7 @@ def _field(bits: int) -> Callable[..., Node]:
         return ((word >> shift) & np.uint32((1 << bits) - 1)).astype(np.float32)
 
     wgsl = f"eg_field{{v}}({{0}}, {{1}}, {bits}u)"
-    return _op(
+    return declare(
         f"field_{bits}",
         wgsl,
         numpy,
@@ -42,7 +42,7 @@ def _half(word: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 
 field = {bits: _field(bits) for bits in (1, 2, 4, 8)}
-unpack_half = _op(
+unpack_half = declare(
     "unpack_half",
     "eg_half{v}({0}, {1})",
     _half,
@@ -52,7 +52,7 @@ unpack_half = _op(
     cost=2,
     periods=(0, 2),
 )
-unpack_bfloat = _op(
+unpack_bfloat = declare(
     "unpack_bfloat",
     "eg_bfloat{v}({0}, {1})",
     _bfloat,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .elementwise import _op
+from .elementwise import declare
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -24,11 +24,11 @@ def threefry(k0: np.ndarray, k1: np.ndarray, counter: np.ndarray) -> np.ndarray:
     return x
 
 
-random_bits = _op(
+random_bits = declare(
     "random_bits", "eg_random_bits{v}({0}, {1}, {2})", threefry, arity=3, takes="u", cost=80
 )
 # bits >> 8 as a float in [0, 1): 24 bits, exact on every device
-unit_float = _op(
+unit_float = declare(
     "unit_float",
     "eg_unit_float{v}({0})",
     lambda x: (x >> np.uint32(8)).astype(np.float32) * np.float32(2**-24),

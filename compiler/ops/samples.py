@@ -296,7 +296,7 @@ def _pad() -> Iterator[Sample]:
     for shape, low, high, interior in cases:
         yield Sample(
             Pad(low, high, interior),
-            (floats(*shape), np.float32(0.75)[()] * np.ones((), np.float32)),
+            (floats(*shape), np.full((), 0.75, np.float32)),
         )
     yield Sample(Pad((1,), (2,), (1,)), (floats(3), np.array(-np.inf, np.float32)), smooth=False)
     yield Sample(Pad((1,), (2,), (0,)), (integers(3), np.array(-1, np.int32)))
