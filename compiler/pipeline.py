@@ -29,6 +29,9 @@ Tuner = Callable[[Selection, Target], Mapping[str, int]]
 """Gives the rank of the fastest tiling by kernel (see compiler/variants.py)."""
 
 
+MOST_KEPT = 1 << 30  # bytes of packed arguments, above which no copies of them are kept
+
+
 @dataclass(frozen=True)
 class Options:
     """How to compile. All of it counts for the plan; nothing is read from the environment.
@@ -170,6 +173,8 @@ def compile_graph(
     from .verify import verify_graph
 
     options = options or Options()
+    if target.keeps and (options.max_memory is not None or _words(graph) > MOST_KEPT):
+        target = replace(target, keeps=False)
     passes = _Passes(target, options)
     seconds = passes.seconds
     with timed(seconds, "verify"):
@@ -235,6 +240,11 @@ def _ns(plan: Plan) -> float:
     from .schedule.rounds import Loops
 
     return sum(n * k.predicted_ns for k, n in zip(plan.kernels, Loops(plan).runs(), strict=True))
+
+
+def _words(graph: Graph) -> int:
+    """Bytes of the packed arguments, copies of which may be kept in images."""
+    return sum(4 * node.type.size for node in graph.inputs if node.dtype.name == "u32")
 
 
 def _in_precision(graph: Graph, target: Target, options: Options) -> Graph:
@@ -369,7 +379,8 @@ def compile_body(op: Loop, program: Graph, target: Target, options: Options) -> 
             outputs=outputs, input_names=tuple(inputs), output_names=(*names, *rows),
             donated=tuple(sorted(first + k for k in donated)), sources=program.sources,
         )  # fmt: skip
-        found = compile_graph(body, target, options, merge=False)
+        once = replace(target, keeps=False)  # a round's rows are not those of the last
+        found = compile_graph(body, once, options, merge=False)
         shared, kept = unfit(found.plan, first, op.carries)
         if not shared and not kept:
             return found

@@ -153,6 +153,7 @@ def make_target(adapter: Adapter, gpu: Any, subgroup: int) -> Target:
         offset_alignment=limits["min-storage-buffer-offset-alignment"],
         loop_limit=_loop_limit(adapter),
         profile=built_in(adapter.name, "cpu" if cpu else "gpu"),
+        keeps=_mesa(adapter) == 22,
         images=_mesa(adapter) == 22,  # later ones gain little, and some results are wrong
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ class Executable:
             _Prepared(index, kernel, pipeline, tuple(b.access for b in kernel.bindings))
             for (index, kernel), pipeline in zip(live, pipelines)
         ]
+        self._kept = _kept_copies(plan)
+        self._images_of: dict[int, weakref.ref[DeviceBuffer]] = {}  # arguments that they hold
         self._arena = [device.alloc(nbytes) for nbytes in plan.arena]
         self._images = [device.pipelines.image(image) for image in plan.images]
         self._constants = [device.upload_bytes(c.data) for c in plan.constants]
@@ -108,6 +111,7 @@ class Executable:
         with self.device.lock:
             places = self._places(buffers)
             told = dict.fromkeys(self.plan.outputs[i] for i in fetch)
+            self._keep(buffers, places)
             fetched = self._submit(self._recording(places), places, told)
             out = self._results(buffers, places)
             for i in fetch:
@@ -122,6 +126,8 @@ class Executable:
         self.device.pipelines.wait()
         with self.device.lock:
             places = self._places(buffers)
+            self._keep(buffers, places)
+            self.device.flush()
             recording = self._recording(self._spare(places))
             run = [k for k, _ in self._rounds if k in self._by_number]
             again = [not self._changes(self.plan.kernels[k]) for k in run]
@@ -136,7 +142,10 @@ class Executable:
         the arguments keep their values."""
         self.device.pipelines.wait()
         with self.device.lock:
-            recording = self._recording(self._spare(self._places(buffers)))
+            places = self._places(buffers)
+            self._keep(buffers, places)
+            self.device.flush()
+            recording = self._recording(self._spare(places))
             return timing.total(self.device, recording.steps, repeat)
 
     def _changes(self, kernel: Kernel) -> bool:
@@ -208,7 +217,8 @@ class Executable:
     def _record(self, places: Places) -> _Recording:
         copies: dict[int, list[Copy]] = {}
         for copy in self.plan.copies:
-            copies.setdefault(copy.kernel, []).append(copy)
+            if not copy.kept:
+                copies.setdefault(copy.kernel, []).append(copy)
         groups: dict[int, Any] = {}
         steps: list[native.Step | native.Copy] = []
         for k, rounds in self._rounds:
@@ -227,6 +237,17 @@ class Executable:
         storage, offset, nbytes = self._range(copy.buffer, places, rounds)
         image, texel = self._images[copy.image][0], self.plan.images[copy.image].texel
         return native.copies(storage.gpu, offset, nbytes, image, copy.width, texel, copy.row)
+
+    def _keep(self, buffers: Sequence[DeviceBuffer], places: Places) -> None:
+        """Copies arguments to images that stay for later calls, where these hold others."""
+        for i, copies in self._kept.items():
+            held = self._images_of.get(i)
+            if held is not None and held() is buffers[i]:
+                continue
+            for copy in copies:
+                for step in self._copies(copy, places, {}):
+                    native.copy(self.device.encoder(), step)
+            self._images_of[i] = weakref.ref(buffers[i])
 
     def _group(self, prepared: _Prepared, places: Places, rounds: Rounds) -> Any:
         bound: list[tuple[Any, int, int]] = []
@@ -367,6 +388,15 @@ class Executable:
             move(encoder, spare.moves)
             self.device.submit([encoder.finish()])
         return spare
+
+
+def _kept_copies(plan: Plan) -> dict[int, list[Copy]]:
+    """Copies that stay for later calls, by the argument."""
+    found: dict[int, list[Copy]] = {}
+    for copy in plan.copies:
+        if copy.kept:
+            found.setdefault(plan.inputs.index(copy.buffer), []).append(copy)
+    return found
 
 
 def _written_arguments(plan: Plan) -> set[int]:

@@ -30,6 +30,8 @@ _LAYOUTS: dict[Access, dict[str, Any]] = {
     "read_write": {"buffer": {"type": "storage"}},
     "image1": {"storage_texture": {"access": "read-only", "format": "r32float"}},
     "image4": {"storage_texture": {"access": "read-only", "format": "rgba32float"}},
+    "image1u": {"storage_texture": {"access": "read-only", "format": "r32float"}},
+    "image4u": {"storage_texture": {"access": "read-only", "format": "rgba32float"}},
 }
 
 

@@ -83,6 +83,10 @@ def _unknown(plan: Plan) -> Plan:
     return replace(plan, copies=(*plan.copies, Copy(1, 0, 99, 64)))
 
 
+def _kept(plan: Plan) -> Plan:
+    return replace(plan, copies=(*plan.copies[:-1], replace(plan.copies[-1], kept=True)))
+
+
 def _texel(plan: Plan) -> Plan:
     one = replace(plan.images[0], texel=4)
     return replace(plan, images=(one, *plan.images[1:]))
@@ -96,6 +100,7 @@ def _texel(plan: Plan) -> Plan:
         (_small, r"kernel 0 .*: needs 256 rows of 64 for x, got 2 of 68"),
         (_unknown, r"kernel 1 .*: copies to image 99 of 3 images"),
         (_texel, r"kernel 0 .*: needs "),
+        (_kept, r"kernel 1 .*: keeps a copy of t0, no argument of its own"),
     ],
 )
 def test_a_plan_with_wrong_copies_is_refused(change, message: str) -> None:

@@ -110,7 +110,7 @@ CHANGES = [
     (at("plan", "kernels", 0, "trusted", value=0), r"kernels\[0\].trusted needs bool, got 0"),
     (
         at("plan", "kernels", 0, "bindings", 0, "access", value="w"),
-        "one of read, read_write, image1, image4, got",
+        "one of read, read_write, image1, image4, image1u, image4u, got",
     ),
     (at("plan", "buffers", 0, "place", value=["input"]), r"buffers\[0\].place needs .* or .* got"),
     (at("plan", "buffers", 0, "shape", value=None), r"buffers\[0\].shape needs a list, got None"),

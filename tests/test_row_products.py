@@ -92,7 +92,56 @@ def test_a_row_times_a_packed_matrix_is_a_row_product() -> None:
     assert kernel.template == ROWS
     assert kernel.wgsl.count("eg_half(") <= 2 + 2 * 2 * 8
     if eg.device().target.kind == "cpu":
-        assert "array<vec4<u32>>" in kernel.wgsl
+        assert [b.access for b in kernel.bindings if b.image >= 0] == ["image4u", "image1u"]
+
+
+def products(weight: Any, **options: Any) -> tuple[Any, Any]:
+    """x W^T compiled, and the largest error of what it gives for weights in turn."""
+    f = eg.compile(lambda p, x: p(x), cache=False, **options)
+
+    def error(weight: Any, reference: np.ndarray) -> float:
+        x = RNG.normal(size=(1, reference.shape[1])).astype(np.float32)
+        got = f(Projection(weight), x).numpy()
+        return float(np.max(np.abs(got - x.astype(np.float64) @ reference.T.astype(np.float64))))
+
+    return f, error
+
+
+def test_copies_of_weights_stay_while_the_same_arrays_are_given() -> None:
+    first, second = (quantized("Q4_1", 96, 128) for _ in range(2))
+    f, error = products(first[0])
+    for weight, reference in (first, first, second, second, first):
+        assert error(weight, reference) < 1e-4
+    if eg.device().target.keeps:
+        kept = [c for c in f.plan.copies if c.kept]
+        assert [f.plan.buffers[c.buffer].dtype for c in kept] == ["u32", "u32"]
+        assert len({c.image for c in kept}) == len(f.plan.images) == 2
+
+
+def test_copies_of_weights_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eggpu.runtime import native
+
+    made: list[Any] = []
+    copy = native.copy
+    monkeypatch.setattr(native, "copy", lambda *given: (made.append(given), copy(*given)))
+    weight, reference = quantized("Q8_0", 96, 128)
+    _, error = products(weight)
+    counts = []
+    for _ in range(3):
+        assert error(weight, reference) < 1e-4
+        counts.append(len(made))
+    again, reference = quantized("Q8_0", 96, 128)
+    assert error(again, reference) < 1e-4
+    if eg.device().target.keeps:
+        assert counts[0] == counts[1] == counts[2] > 0
+        assert len(made) == 2 * counts[0]
+
+
+def test_weights_stay_in_buffers_within_a_limit_of_memory() -> None:
+    weight, reference = quantized("Q4_1", 96, 128)
+    f, error = products(weight, max_memory=1 << 30)
+    assert error(weight, reference) < 1e-4
+    assert not f.plan.images
 
 
 @pytest.mark.parametrize("rows", [5, 12, 16, 17])

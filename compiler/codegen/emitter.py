@@ -57,6 +57,7 @@ class Access:
     atomic: bool = False
     single: bool = False  # some load is of single elements
     reused: bool = False  # vec4s of it are loaded several times
+    kept: bool = False  # it is an argument that hardly changes
     # flat indexes, and the pass in which they stand
     at: list[tuple[Index, int]] = field(default_factory=list[tuple[Index, int]])
 

@@ -119,8 +119,8 @@ def spell(text: str, elements: Sequence[str]) -> str:
 
     def one(match: re.Match[str]) -> str:
         k, at = int(match[1]), match[2]
-        if elements[k] == "image1":
-            return _texel(k, at)
+        if elements[k] in ("image1", "image1u"):
+            return _words(_texel(k, at), elements[k], "u32")
         if not elements[k].startswith("vec4"):
             return f"${k}[{at}]"
         if re.fullmatch(r"\d+u", at):
@@ -129,16 +129,24 @@ def spell(text: str, elements: Sequence[str]) -> str:
 
     def four(match: re.Match[str]) -> str:
         k, width, at, row = int(match[1]), *match.groups()[1:]
-        if elements[k] == "image4":
+        if elements[k] in ("image4", "image4u"):
+            width = FLAT if elements[k] == "image4u" else width
             column, row = (at, row) if row else (f"{at} % {width}u", f"{at} / {width}u")
-            return f"textureLoad(${k}, vec2<u32>({column}, {row}))"
+            quad = f"textureLoad(${k}, vec2<u32>({column}, {row}))"
+            return _words(quad, elements[k], "vec4<u32>")
         at = f"{row} * {width}u + {at}" if row else at
-        if elements[k] != "image1":
+        if elements[k] not in ("image1", "image1u"):
             return f"${k}[{at}]"
-        return f"vec4<f32>({', '.join(_texel(k, f'({at}) * 4u + {c}u') for c in range(4))})"
+        quad = f"vec4<f32>({', '.join(_texel(k, f'({at}) * 4u + {c}u') for c in range(4))})"
+        return _words(quad, elements[k], "vec4<u32>")
 
     text = re.sub(r"‹(\d+)\|(\d+)\|([^|›]*)\|([^›]*)›", four, text)
     return re.sub(r"«(\d+)\|([^»]*)»", one, text)
+
+
+def _words(texels: str, element: str, kind: str) -> str:
+    """What an image holds: the bits of words lie in texels of floats."""
+    return f"bitcast<{kind}>({texels})" if element.endswith("u") else texels
 
 
 def _texel(k: int, at: str) -> str:

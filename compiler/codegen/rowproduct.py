@@ -14,17 +14,19 @@ from typing import Protocol
 
 from ...templates import rolled
 from ..index import Index, index, unflatten, variable
-from ..ir import Node
+from ..ir import Kind, Node
 from ..schedule.kernel import KernelSource
 from ..schedule.tile import fold
 from ..schedule.tile_rows import ROWS
-from .emitter import Emitter, V, Value
+from .emitter import Access, Emitter, V, Value
+from .expression import quad_access
 from .factors import Term, terms
 from .source import Job, finish
 from .wgsl import length
 
 RUNS = (32, 16, 8)  # steps over which scales may be constant
 _XYZW = "xyzw"
+_LINE = 16  # words of a line of a CPU's cache
 _LEAST = 16  # steps of a block: with more of them the driver takes long for their loads
 _MOST_LINES = 100  # of all that follows sums and is written out, before it stands in a loop
 
@@ -97,7 +99,7 @@ class RowProduct:
         """Rows of a group, whose elements of the same steps different lanes hold: a power of 2."""
         if self.along:
             return 1
-        least = 4 * self.lanes // (self.run or _LEAST)
+        least = max(1, 4 * self.lanes // (2 * self.run or _LEAST))
         return min(self.lanes, max(least, 1 << (self.rows - 1).bit_length()))
 
     @property
@@ -152,6 +154,10 @@ class RowProduct:
             with nullcontext() if whole else em.block(f"if ({inside})"):
                 self._section(em, section, first, write, statistics)
             first += count
+        for access in em.accesses[em.outputs :]:
+            node = access.stored  # words of packed numbers: weights, which calls share
+            packed = access.dtype == "u32" and self.run > 0 and not self.along
+            access.kept = packed and isinstance(node, Node) and node.kind is Kind.INPUT
         grid = fold(first, self.job.target.max_groups)
         filled = {"body": em.text, "L": self.lanes, "tiles": first, "width": grid[0]}
         workgroup, features = (self.lanes, 1, 1), ("subgroup",)
@@ -170,13 +176,20 @@ class RowProduct:
             [[self._total(em, s, (d, r, c)) for c in range(len(columns))] for r in range(self.rows)]
             for d in range(len(s.dots))
         ]
-        self._loop(em, _Block(self, s, statistics, batch, columns, totals), split)
+        ahead = _Ahead.begun(em, self, tiles) if self._reads_ahead(s) else None
+        self._loop(em, _Block(self, s, statistics, batch, columns, totals, ahead), split)
         em.fours = False
         if self.along:
             self._write_added(em, s, (batch, split, unit), totals, write)
         else:
             self._write_each(em, s, (batch, split), columns, totals, write)
         em.fours = True
+
+    def _reads_ahead(self, s: Section) -> bool:
+        """Whether a workgroup touches what the next one reads: packed rows lie so far apart that a
+        CPU does not see which lines come next, and lanes wait for one after the other."""
+        whole = self.splits == 1 and self.batch == 1 and self.k >= self.block
+        return whole and not self.along and self.run > 0 and self.tiles(s) > 1
 
     def _write_each(
         self, em: Emitter, s: Section, at: tuple[Index, Index], columns: Sequence[Index],
@@ -281,11 +294,58 @@ class RowProduct:
             begin = f"{em.index(split * share).text}" if splits > 1 else "0u"
             end = f"min({begin} + {share}u, {blocks}u)" if splits > 1 else rolled(blocks)
             with em.block(f"for (var kb = {begin}; kb < {end}; kb++)"):
-                whole.emit(em, em.variable("kb", blocks) * self.block, self.block)
+                kb = em.variable("kb", blocks)
+                whole.emit(em, kb * self.block, self.block)
+                if whole.ahead is not None:
+                    whole.ahead.emit(em, kb, blocks)
+            if whole.ahead is not None:  # which the driver cannot leave out
+                em.line(f"{whole.totals[0][0][0]} += f32(touched & ({rolled(0)}));")
         rest = self.k % self.block
         if rest:
             with em.block(f"if (split == {splits - 1}u)" if splits > 1 else ""):
                 whole.emit(em, index(blocks * self.block), rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Touches the memory of the next workgroup's columns, in the order in which it lies."""
+
+    product: RowProduct
+    tiles: int
+    following: Index
+    seen: tuple[int, ...]  # loads of each array before
+
+    @classmethod
+    def begun(cls, em: Emitter, product: RowProduct, tiles: int) -> _Ahead:
+        """With what stands before the loop over k."""
+        em.line("var touched = 0u;")
+        following = em.variable("following", tiles, f"min(unit + 1u, {tiles - 1}u)")
+        return cls(product, tiles, following, tuple(len(a.at) for a in em.accesses))
+
+    def emit(self, em: Emitter, kb: Index, blocks: int) -> None:
+        """The statements of one block of k, after those that load what this workgroup needs."""
+        lanes = self.product.lanes
+        lane = variable("lane", lanes)
+        for k, access in enumerate(em.accesses):
+            words = self._words(access, self.seen[k] if k < len(self.seen) else 0)
+            if words % 4 or access.size % 4:
+                continue
+            lines = -(-words // _LINE)
+            each = -(-lines // blocks)
+            for i in range(0, each, lanes):
+                at = self.following * words + (kb * each + i + lane) * _LINE
+                quad = f"min({em.index(at // 4).text}, {access.size // 4 - 1}u)"
+                em.line(f"touched |= {quad_access(k, 0, quad)}.x;")
+
+    def _words(self, access: Access, seen: int) -> int:
+        """Words of one workgroup's columns, where they lie together in a packed array; else 0."""
+        loads = [flat for flat, _ in access.at[seen:]]
+        found = {flat.coefficient("unit") for flat in loads}
+        words = found.pop() if len(found) == 1 else None
+        if access.dtype != "u32" or not access.vector or not words:
+            return 0
+        inner = [flat - variable("unit", self.tiles) * words for flat in loads]
+        return words if all(0 <= i.lo and i.hi < words for i in inner) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +358,7 @@ class _Block:
     batch: Index
     columns: Sequence[Index]
     totals: Totals
+    ahead: _Ahead | None
 
     def emit(self, em: Emitter, k0: Index, steps: int) -> None:
         """The statements for `steps` steps from k0 on."""

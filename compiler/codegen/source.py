@@ -116,11 +116,17 @@ def _elements(target: Target, accesses: Sequence[Access], outputs: int) -> tuple
         for k, a in enumerate(accesses)
         if k >= outputs and target.images and a.reused and a.dtype == "f32" and a.size <= LARGEST
     ]
+    worth += [
+        k
+        for k, a in enumerate(accesses)
+        if k >= outputs and target.keeps and a.kept and 256 <= a.size <= LARGEST
+    ]
     images = sorted(worth, key=lambda k: (-accesses[k].size, k))[:_MOST_IMAGES]
     found: list[str] = []
     for k, a in enumerate(accesses):
         if k in images:
-            found.append("image1" if a.single or a.size % 4 else "image4")
+            single = a.single or a.size % 4
+            found.append(("image1" if single else "image4") + ("u" if a.dtype == "u32" else ""))
         else:
             found.append("atomic<u32>" if a.atomic else storage_type(a.dtype, a.vector))
     return tuple(found)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
@@ -399,8 +400,8 @@ class _Memory:
         written = set(memory[:writes])
         accesses: list[Access] = ["read_write" if m in written else "read" for m in memory]
         for k, element in enumerate(source.elements):
-            if element == "image1" or element == "image4":
-                accesses[k] = element
+            if element in TEXELS:
+                accesses[k] = cast("Access", element)
         writable = frozenset(j for j, m in enumerate(memory[writes:]) if m in written)
         return Kernel(
             name=source.name,

@@ -20,6 +20,7 @@ LINE = 64  # bytes that are added to each row, so that rows do not compete for t
 _ALIGNED = 256  # bytes, of which a row of a copy is a multiple
 MOST = 16384 - 16  # texels each way
 FLAT = 1024  # texels of a row of an array that has no rows of its own
+KEPT = ("image1u", "image4u")  # copies of words, which are weights, stay for later calls
 LARGEST = FLAT * MOST  # elements of an array in an image
 
 
@@ -34,7 +35,12 @@ class Texel:
     format: str
 
 
-TEXELS = {"image1": Texel(4, "r32float"), "image4": Texel(16, "rgba32float")}
+TEXELS = {
+    "image1": Texel(4, "r32float"),
+    "image4": Texel(16, "rgba32float"),
+    "image1u": Texel(4, "r32float"),  # the bits of words
+    "image4u": Texel(16, "rgba32float"),
+}
 
 
 def row_width(shape: Sequence[int], element: str) -> int:
@@ -82,6 +88,8 @@ class _Images:
         self.free: list[int] = []
         self.held: dict[Key, int] = {}
         self.fixed: dict[Key, int] = {}  # of these, held while a loop runs
+        self.kept: dict[Key, int] = {}  # of arguments, for all calls
+        self.first: list[Copy] = []  # which fill these
         self.copies: list[Copy] = []
         self.written: dict[int, int] = {}
         self.around = [Loops(plan).around(k) for k in range(len(plan.kernels))]
@@ -95,15 +103,37 @@ class _Images:
             before = self.around[k - 1] if k else []
             if self.around[k] != before:
                 self._enter(k, same=bool(before) and self.around[k][:1] == before[:1])
+            for key in self._read(k):
+                if key not in self.kept and self._stays(key):
+                    self._keep(key)
             if any(key not in self.held for key in self._read(k)):
                 self._copy_before(k)
             bindings = tuple(
-                replace(b, image=self.held.get((b.buffers, b.access), -1)) for b in kernel.bindings
+                replace(b, image=self._image(b.buffers, b.access)) for b in kernel.bindings
             )
             kernels.append(replace(kernel, bindings=bindings))
             self._release_after(k)
-        images, copies = tuple(self.images), tuple(self.copies)
+        images, copies = tuple(self.images), (*self.first, *self.copies)
         return replace(self.plan, kernels=tuple(kernels), images=images, copies=copies)
+
+    def _image(self, buffers: tuple[int, ...], access: str) -> int:
+        key = buffers, access
+        return self.kept.get(key, self.held.get(key, -1))
+
+    def _stays(self, key: Key) -> bool:
+        """Whether these are words of arguments that the call does not write to."""
+        places = [self.plan.buffers[b].place for b in key[0]]
+        own = all(
+            p[0] == "input" and b in self.plan.inputs for p, b in zip(places, key[0], strict=True)
+        )
+        donated = {self.plan.inputs[i] for i in self.plan.donated}
+        return own and key[1] in KEPT and not donated & set(key[0])
+
+    def _keep(self, key: Key) -> None:
+        """Copies that are made once for all calls, to an image of their own."""
+        self.images.append(self._needed(key))
+        image = self.kept[key] = len(self.images) - 1
+        self._fill(self.first, 0, key, image, kept=True)
 
     def _enter(self, k: int, same: bool) -> None:
         """At the first kernel of other loops: what is held was copied in rounds that may differ.
@@ -130,7 +160,8 @@ class _Images:
     def _read(self, k: int) -> list[Key]:
         """What kernel k reads from images."""
         bindings = self.plan.kernels[k].bindings
-        return [(b.buffers, b.access) for b in bindings if b.access in TEXELS]
+        keys = [(b.buffers, b.access) for b in bindings if b.access in TEXELS]
+        return [key for key in keys if key not in self.kept]
 
     def _needed(self, key: Key) -> Image:
         buffers, element = key
@@ -142,13 +173,24 @@ class _Images:
 
     def _copy(self, k: int, key: Key, once: bool = False) -> int:
         """Copy before kernel k; the image."""
-        buffers, element = key
         image = self.held[key] = self._take(self._needed(key))
+        self._fill(self.copies, k, key, image, once)
+        return image
+
+    def _fill(
+        self,
+        copies: list[Copy],
+        k: int,
+        key: Key,
+        image: int,
+        once: bool = False,
+        kept: bool = False,
+    ) -> None:
+        buffers, element = key
         shape = self.plan.buffers[buffers[0]].shape
         width, rows = row_width(shape, element), image_for(shape, element).rows
         for i, buffer in enumerate(buffers):
-            self.copies.append(Copy(k, buffer, image, width, once, row=i * rows))
-        return image
+            copies.append(Copy(k, buffer, image, width, once, row=i * rows, kept=kept))
 
     def _copy_before(self, k: int) -> None:
         """Copy what kernel k lacks, and what the next ones will and is there already."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["input", "output", "scratch", "constant", "view"]
-Access = Literal["read", "read_write", "image1", "image4"]
+Access = Literal["read", "read_write", "image1", "image4", "image1u", "image4u"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Binding:
     """A kernel's binding number is its position in `Kernel.bindings` (group 0).
 
     With access "image1" or "image4" the kernel reads a copy of the buffer in one of the plan's
-    images, of f32 or of vec4<f32>. A binding of several buffers, which lie in one block or pack, is
+    images, of f32 or of vec4<f32>; with "image1u" or "image4u" the bits are those of u32. A binding of several buffers, which lie in one block or pack, is
     of the least range that holds them all; of several in one image they lie one below the other.
     """
 
@@ -72,7 +72,9 @@ class Copy:
     """A buffer is copied into an image before a kernel runs, `width` texels to each row.
 
     Several arrays of one shape may lie in one image, one below the other. Inside loops it is copied
-    each time that the kernel runs, or only before the first time.
+    each time that the kernel runs, or only before the first time. A copy of an argument that is
+    `kept` is made before all kernels, and only when the argument is another array than in the call
+    before.
     """
 
     kernel: int  # index into Plan.kernels
@@ -81,6 +83,7 @@ class Copy:
     width: int
     once: bool = False
     row: int = 0  # of the image, where the copy begins
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

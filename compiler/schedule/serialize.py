@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 from ..errors import IRError
 from .plan import Plan
 
-FORMAT, VERSION = "eggpu-plan", 5
+FORMAT, VERSION = "eggpu-plan", 6
 
 
 def plan_to_json(plan: Plan) -> str:

@@ -82,6 +82,8 @@ class Target:
     loop_limit: int  # loop iterations of one invocation in all; 0 when unlimited
     profile: Profile
     images: bool = False  # vec4<f32> are read several times faster from images than from buffers
+    # arguments that hardly change may be copied to images that stay for later calls
+    keeps: bool = False
 
 
 FLOOR = Target(
@@ -118,4 +120,5 @@ LLVMPIPE = Target(
     loop_limit=65535,
     profile=LAVAPIPE,
     images=True,
+    keeps=True,
 )
