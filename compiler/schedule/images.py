@@ -122,12 +122,12 @@ class _Images:
 
     def _stays(self, key: Key) -> bool:
         """Whether these are words of arguments that the call does not write to."""
-        places = [self.plan.buffers[b].place for b in key[0]]
-        own = all(
-            p[0] == "input" and b in self.plan.inputs for p, b in zip(places, key[0], strict=True)
+        plan, (buffers, element) = self.plan, key
+        donated = {plan.inputs[i] for i in plan.donated}
+        return element in KEPT and all(
+            plan.buffers[b].place[0] == "input" and b in plan.inputs and b not in donated
+            for b in buffers
         )
-        donated = {self.plan.inputs[i] for i in self.plan.donated}
-        return own and key[1] in KEPT and not donated & set(key[0])
 
     def _keep(self, key: Key) -> None:
         """Copies that are made once for all calls, to an image of their own."""
@@ -178,19 +178,14 @@ class _Images:
         return image
 
     def _fill(
-        self,
-        copies: list[Copy],
-        k: int,
-        key: Key,
-        image: int,
-        once: bool = False,
-        kept: bool = False,
+        self, to: list[Copy], k: int, key: Key, image: int, once: bool = False, kept: bool = False
     ) -> None:
+        """Notes the copies of a key's buffers to an image, before kernel k."""
         buffers, element = key
         shape = self.plan.buffers[buffers[0]].shape
         width, rows = row_width(shape, element), image_for(shape, element).rows
         for i, buffer in enumerate(buffers):
-            copies.append(Copy(k, buffer, image, width, once, row=i * rows, kept=kept))
+            to.append(Copy(k, buffer, image, width, once, row=i * rows, kept=kept))
 
     def _copy_before(self, k: int) -> None:
         """Copy what kernel k lacks, and what the next ones will and is there already."""

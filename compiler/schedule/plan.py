@@ -39,8 +39,9 @@ class Binding:
     """A kernel's binding number is its position in `Kernel.bindings` (group 0).
 
     With access "image1" or "image4" the kernel reads a copy of the buffer in one of the plan's
-    images, of f32 or of vec4<f32>; with "image1u" or "image4u" the bits are those of u32. A binding of several buffers, which lie in one block or pack, is
-    of the least range that holds them all; of several in one image they lie one below the other.
+    images, of f32 or of vec4<f32>; with "image1u" or "image4u" their bits are those of u32. A
+    binding of several buffers, which lie in one block or pack, is of the least range that holds
+    them all; of several in one image they lie one below the other.
     """
 
     buffer: int  # index into Plan.buffers

@@ -292,10 +292,8 @@ class _Contents:
         image = self.plan.images[copy.image]
         whole = buffer.dtype in ("f32", "u32") and buffer.nbytes % image.texel == 0
         _need(whole, where, f"copies texels of f32 or u32 to an image, {buffer.name} has none")
-        alone = buffer.place[0] == "input" and copy.kernel == 0
-        _need(
-            alone or not copy.kept, where, f"keeps a copy of {buffer.name}, no argument of its own"
-        )
+        stays = not copy.kept or (buffer.place[0] == "input" and copy.kernel == 0)
+        _need(stays, where, f"keeps a copy of {buffer.name}, no argument of its own")
         need = -(-buffer.nbytes // (image.texel * copy.width))
         fits = copy.width <= image.width and copy.row >= 0 and copy.row + need <= image.rows
         got = f"{image.rows - copy.row} of {image.width}"
