@@ -17,7 +17,7 @@ import numpy as np
 import wgpu
 
 from ..compiler.schedule.target import Target
-from . import buffers, native
+from . import buffers, lavapipe, native
 from .adapter import Adapter, choose, features, make_target
 from .buffers import DeviceBuffer, Fetched, Pool, Storage
 from .errors import DeviceError
@@ -294,7 +294,10 @@ def open_device(name: str | None = None, backend: str | None = None) -> Device:
             adapter, raw = choose(name, backend)
             key = (adapter.name, adapter.backend, str(adapter.index))
             if key not in _devices:
+                before = lavapipe.threads()
                 gpu = raw.request_device_sync(required_features=features(adapter, raw))
+                if adapter.kind == "cpu":
+                    lavapipe.spread(before)
                 _devices[key] = Device(adapter, gpu)
             _choices[name, backend] = _devices[key]
         device = _choices[name, backend]

@@ -1,4 +1,5 @@
-"""Settings of Mesa's lavapipe that must stand in the environment before Vulkan starts.
+"""Settings of Mesa's lavapipe: those that must stand in the environment before Vulkan starts, and
+where its threads run.
 
 Mesa 22 computes on 256-bit vectors unless told otherwise; where the CPU has 512-bit ones, kernels
 take a third less time with them. Later versions are slower so, and some results are wrong.
@@ -11,7 +12,8 @@ import mmap
 import os
 import platform
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +21,8 @@ WIDTH = "LP_NATIVE_VECTOR_WIDTH"
 SHADERS = "MESA_SHADER_CACHE_DIR"
 _WIDE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VERSION = re.compile(rb"Mesa (\d+)\.\d+\.\d+")
+PINNED = "EGGPU_PIN"
+_TASKS = Path("/proc/self/task")
 _FOLDERS = ("/usr/local/share", "/usr/share", "/usr/local/etc", "/etc")
 
 
@@ -45,6 +49,44 @@ def prepare() -> None:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     os.environ[SHADERS] = str(folder)
+
+
+def threads() -> set[int]:
+    """The threads of this process."""
+    with suppress(OSError):
+        return {int(task.name) for task in _TASKS.iterdir()}
+    return set()
+
+
+def spread(before: set[int]) -> None:
+    """Give each thread that runs workgroups a processor of its own, unless EGGPU_PIN is 0.
+
+    Linux often wakes them on one processor and leaves another idle for milliseconds. `before`: the
+    threads before the first device was opened.
+    """
+    if os.environ.get(PINNED) == "0" or not hasattr(os, "sched_setaffinity"):
+        return
+    with suppress(OSError):
+        processors = sorted(os.sched_getaffinity(0))
+        names = [(task, _name(task)) for task in sorted(threads() - before)]
+        workers = _workers(names, _name(threading.get_native_id()), len(processors))
+        for worker, processor in zip(workers, processors, strict=False):
+            os.sched_setaffinity(worker, {processor})
+
+
+def _name(task: int) -> str:
+    return (_TASKS / str(task) / "comm").read_text().strip()
+
+
+def _workers(names: Sequence[tuple[int, str]], maker: str, count: int) -> list[int]:
+    """The threads that Mesa makes for workgroups: as many as, and right after, those that it makes
+    for pixels, without a name of their own. None where it made another number than `count`."""
+    pixels = [i for i, (_, name) in enumerate(names) if re.fullmatch(r"llvmpipe-\d+", name)]
+    if len(pixels) != count or count < 2:
+        return []
+    after = names[pixels[-1] + 1 : pixels[-1] + 1 + count]
+    workers = [task for task, name in after if name == maker]
+    return workers if len(workers) == count else []
 
 
 def cache_folder() -> Path | None:

@@ -76,6 +76,48 @@ def test_without_a_cache_the_drivers_is_off_too(driver, monkeypatch: pytest.Monk
     assert os.environ["MESA_SHADER_CACHE_DISABLE"] == "true"
 
 
+@pytest.mark.parametrize(
+    ("names", "count", "workers"),
+    [
+        ("python llvmpipe-0 llvmpipe-1 python python python:disk$0 python", 2, [3, 4]),
+        ("llvmpipe-0 llvmpipe-1 python python", 4, []),  # it does not use all processors
+        ("llvmpipe-0 llvmpipe-1 python python:disk$0", 2, []),  # another order
+        ("llvmpipe-0 llvmpipe-1 python", 2, []),
+        ("llvmpipe-0 python", 1, []),
+        ("python python", 2, []),
+    ],
+)
+def test_which_threads_run_workgroups(names: str, count: int, workers: list[int]) -> None:
+    assert lavapipe._workers(list(enumerate(names.split())), "python", count) == workers
+
+
+SPREAD = """
+import os
+from pathlib import Path
+import eggpu as eg
+
+kind = eg.device().target.kind
+allowed = os.sched_getaffinity(0)
+pinned = [os.sched_getaffinity(int(t.name)) for t in Path("/proc/self/task").iterdir()]
+print(kind, len(allowed), sum(len(a) == 1 for a in pinned), len(set().union(*pinned)))
+"""
+
+
+@pytest.mark.parametrize("pin", ["", "0"])
+def test_each_worker_has_a_processor(pin: str) -> None:
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("threads cannot be given processors here")
+    done = subprocess.run(
+        [sys.executable, "-c", SPREAD], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, lavapipe.PINNED: pin},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kind, allowed, pinned, used = done.stdout.split()
+    if kind == "cpu" and allowed != "1" and lavapipe.driver_versions() == {22}:
+        assert pinned == ("0" if pin == "0" else allowed)
+        assert used == allowed
+
+
 PROGRAM = """
 import numpy as np
 import eggpu as eg
