@@ -480,6 +480,15 @@ def test_an_alternative_of_an_added_rule_is_told_though_it_costs_the_same():
     assert report.at(f"somewhere/test_report.py:{line_of(twice, 'y @ y')}") == report.kernels
 
 
+def test_flops_of_causal_attention_are_those_of_its_kernel():
+    def step(q, k, v):
+        return nn.scaled_dot_product_attention(q, k, v, causal=True)
+
+    report = report_of(step, *LARGE)
+    assert [k.name for k in report.kernels] == ["attention"]
+    assert report.joint.flops == report.planned.flops == report.kernels[0].flops
+
+
 COMPILED = """
 import eggpu as eg
 from eggpu import nn

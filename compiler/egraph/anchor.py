@@ -152,7 +152,7 @@ def _attention(
         work = {"forward": d + dv, "q": 2 * d + dv, "kv": 2 * d + 2 * dv, "bias": d + dv}[step]
         flops = 2.0 * math.prod(batch) * queries * keys * work
         busy += flops / target.profile.attention / efficiency
-        total += flops
+        total += flops / 2 if scores.causal else flops  # as the op counts them
     return AnchorCost(share * busy, max(0, len(steps) - 1), 0.0, total)
 
 
