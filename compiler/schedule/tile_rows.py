@@ -27,7 +27,6 @@ WANTED = 256  # workgroups where rows are in segments
 
 # measured nanoseconds of one core for 8 lanes
 _LOAD4, _LOAD1, _STORE = 26.0, 13.0, 10.0
-_KEPT4, _KEPT1 = 12.0, 6.0  # from images that stay for later calls, cache misses counted
 _MULTIPLY_ADD, _SHUFFLE, UNPACK, _GROUP = 0.3, 0.5, 0.6, 150.0
 
 
@@ -95,7 +94,7 @@ def row_tiles(target: Target, product: Product) -> Iterator[Tile]:
             ):
                 continue
             grid = fold(tiles * splits, target.max_groups)
-            spent = _spent(p, each, fours, tiles, splits, lanes, target.keeps)
+            spent = _spent(p, each, fours, tiles, splits, lanes)
             yield Tile(
                 template=ROWS,
                 params=(
@@ -114,16 +113,13 @@ def row_tiles(target: Target, product: Product) -> Iterator[Tile]:
             )
 
 
-def _spent(
-    p: Product, each: int, fours: bool, tiles: int, splits: int, lanes: int, kept: bool
-) -> float:
+def _spent(p: Product, each: int, fours: bool, tiles: int, splits: int, lanes: int) -> float:
     """Nanoseconds of one core, idle threads counted."""
     steps, words = 4 * lanes, p.words[1]
     if fours:
         load = steps * each / 4 * _LOAD4
     elif words < PACKED:
-        four, one = (_KEPT4, _KEPT1) if kept else (_LOAD4, _LOAD1)
-        load = each * (steps * words / 4 * four + one + steps * UNPACK)
+        load = each * (steps * words / 4 * _LOAD4 + _LOAD1 + steps * UNPACK)
     elif p.b_axis == "k":
         load = each * steps / 4 * _LOAD4
     else:
