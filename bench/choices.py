@@ -87,9 +87,11 @@ def timed(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         if name in done or (end is not None and time.monotonic() > end):
             continue
         where = (args.run or folder) / file_name(name)
+        start = time.monotonic()
         if args.run is None:
             compile_here(name, device, where)
         row = tried(where, device, args.seconds) | {"workload": name, "device": device.target.name}
+        row["seconds"] = round(time.monotonic() - start, 1)
         rows.append(row)
         print(line(row), file=sys.stderr, flush=True)
         if args.out is not None:
@@ -148,6 +150,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "errors": len(rows) - len(regrets),
         "regret_mean": round(geometric_mean(regrets), 4) if regrets else None,
         "regret_worst": max(regrets, default=None),
+        "seconds": round(sum(row.get("seconds", 0.0) for row in rows), 1),
         "rows": list(rows),
     }
 

@@ -69,10 +69,26 @@ def test_files_are_kept_and_regret_is_summed_up(tmp_path: Path) -> None:
     where = tmp_path / choices.file_name(workload.name)
     assert choices_plans.export(workload, replace(FLOOR, name="here"), where) >= 1
     assert choices.names(tmp_path, "") == ["a b"]
-    rows = [{"regret": 1.0, "device": "d"}, {"regret": 1.21, "device": "d"}, {"error": "no"}]
+    rows = [
+        {"regret": 1.0, "device": "d", "seconds": 2.5},
+        {"regret": 1.21, "device": "d"},
+        {"error": "no", "seconds": 1.0},
+    ]
     found = choices.summary(rows)
     assert found["regret_mean"] == pytest.approx(1.1)
-    assert (found["regret_worst"], found["errors"]) == (1.21, 1)
+    assert (found["regret_worst"], found["errors"], found["seconds"]) == (1.21, 1, 3.5)
+
+
+def test_tilings_of_gradients_are_forced_pass_by_pass() -> None:
+    shape = (2, 2, 32, 16)
+    workload = choices_work.of("g", choices_work.gradients, *(shape,) * 4)
+    found = choices_plans.plans(workload, LLVMPIPE)
+    kernels = found[0].plan.kernels
+    assert [k.template for k in kernels].count("attention_bwd_cpu.wgsl.j2") == 2
+    for word in ("grad q", "grad kv", "attention_cpu QR", "attention_tile_cpu TM"):
+        others = [c for c in found if word in c.name]
+        assert others, word
+        assert all(c.predicted_us != found[0].predicted_us for c in others)
 
 
 def test_a_training_step_in_one_search_and_in_two_steps_gives_the_same() -> None:

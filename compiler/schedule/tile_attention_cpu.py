@@ -107,13 +107,13 @@ BEST_FLOP_PER_NS = 64.0  # of one core, more than any tiling reaches
 _WORKERS = 4  # groups that should be there for an even share of the threads
 _WORTH_A_COPY = 1200  # loads by a whole subgroup, from where on images save something
 _COPY = 0.17  # a byte that one thread copies to an image, while the others wait
-# a lane a row, forward: a group, a quad of its row loaded and stored; then of each element of a
-# block that takes part: handed round, multiplied for each row; of each score: its weight, the load
-# of a mask or bias, a cap; four elements of columns that lie in buffers, not in images
-_GROUP, _QUAD, _SPREAD, _MULTIPLY, _EXP, _EXTRA, _CAP = 800.0, 50.0, 0.02, 0.445, 3.7, 30.0, 6.0
-_FROM_BUFFER = 12.0
-# gradients hold columns meanwhile, so that each use hands them round again; one more product of the
-# same elements costs less
+# a lane a row, forward: a group, a quad of its row loaded and stored; of each score its weight, the
+# load of a mask or bias, a cap; four elements of columns that lie in buffers, not in images; an
+# element of a column handed round and multiplied, by the rows of a lane
+_GROUP, _QUAD, _EXP, _EXTRA, _CAP, _FROM_BUFFER = 800.0, 50.0, 3.7, 30.0, 6.0, 12.0
+_MULTIPLY = {1: 0.465, 2: 0.47, 3: 0.45, 4: 0.435}
+# gradients hold columns meanwhile, so that each use hands them round again, once for all rows; one
+# more product of the same elements costs less
 _GRADIENT_GROUP, _GRADIENT_EXP = 270.0, 1.6
 _GRADIENT_SPREAD: dict[Pass, float] = {"q": 0.345, "kv": 0.51}
 _GRADIENT_MULTIPLY: dict[Pass, float] = {"q": 0.253, "kv": 0.161}
@@ -217,7 +217,7 @@ def _lane_tiles(target: Target, step: Pass, heads: Heads, scores: Scores) -> Ite
         more = scores.extras * _EXTRA + scores.softcap * _CAP
         params: tuple[tuple[str, Value], ...]
         if step == "forward":
-            each = work * _SPREAD + rows * (work * _MULTIPLY + _EXP + more)
+            each = rows * (work * _MULTIPLY[rows] + _EXP + more)
             once = _GROUP + rows * quads * _QUAD
             template, params = "attention_cpu.wgsl.j2", (("L", lanes), ("QR", rows))
         else:
