@@ -30,6 +30,7 @@ Tuner = Callable[[Selection, Target], Mapping[str, int]]
 
 
 MOST_KEPT = 1 << 30  # bytes of packed arguments, above which no copies of them are kept
+WEIGHTS = 4096  # words of an argument, from where on it is no state of a generator
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def compile_graph(
     from .verify import verify_graph
 
     options = options or Options()
-    if target.keeps and (options.max_memory is not None or _words(graph) > MOST_KEPT):
+    if target.keeps and not _keeps(graph, options):
         target = replace(target, keeps=False)
     passes = _Passes(target, options)
     seconds = passes.seconds
@@ -242,9 +243,12 @@ def _ns(plan: Plan) -> float:
     return sum(n * k.predicted_ns for k, n in zip(plan.kernels, Loops(plan).runs(), strict=True))
 
 
-def _words(graph: Graph) -> int:
-    """Bytes of the packed arguments, copies of which may be kept in images."""
-    return sum(4 * node.type.size for node in graph.inputs if node.dtype.name == "u32")
+def _keeps(graph: Graph, options: Options) -> bool:
+    """Whether copies of packed arguments may stay in images: there is memory for them, and calls do
+    not write over what they copy."""
+    words = {i: node.type.size for i, node in enumerate(graph.inputs) if node.dtype.name == "u32"}
+    taken = [words[i] for i in graph.donated if words.get(i, 0) >= WEIGHTS]
+    return options.max_memory is None and not taken and 4 * sum(words.values()) <= MOST_KEPT
 
 
 def _in_precision(graph: Graph, target: Target, options: Options) -> Graph:

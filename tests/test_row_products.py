@@ -144,6 +144,15 @@ def test_weights_stay_in_buffers_within_a_limit_of_memory() -> None:
     assert not f.plan.images
 
 
+def test_donated_weights_stay_in_buffers() -> None:
+    weight, reference = quantized("Q4_1", 96, 512)
+    x = RNG.normal(size=(1, 512)).astype(np.float32)
+    f = eg.compile(lambda p, x: (p(x), p), cache=False, donate=("p",))
+    got, _ = f(Projection(weight), x)
+    np.testing.assert_allclose(got.numpy(), x.astype(np.float64) @ reference.T, atol=1e-3)
+    assert not f.plan.images
+
+
 @pytest.mark.parametrize("rows", [5, 12, 16, 17])
 def test_more_rows_of_a_packed_matrix(rows: int) -> None:
     """Up to 8 rows the matrix stays packed; more are a matter of cost."""
