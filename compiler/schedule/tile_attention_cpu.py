@@ -108,8 +108,9 @@ _WORKERS = 4  # groups that should be there for an even share of the threads
 _WORTH_A_COPY = 1200  # loads by a whole subgroup, from where on images save something
 _COPY = 0.17  # a byte that one thread copies to an image, while the others wait
 # a lane a row, forward: a group, a quad of its row loaded and stored; of each score its weight, the
-# load of a mask or bias, a cap; four elements of columns that lie in buffers, not in images; an
-# element of a column handed round and multiplied, by the rows of a lane
+# load of a mask or bias, a cap; four elements of columns that lie in buffers, not in images, which
+# the arithmetic of a second row hides; an element of a column handed round and multiplied, by the
+# rows of a lane
 _GROUP, _QUAD, _EXP, _EXTRA, _CAP, _FROM_BUFFER = 800.0, 50.0, 3.7, 30.0, 6.0, 12.0
 _MULTIPLY = {1: 0.465, 2: 0.47, 3: 0.45, 4: 0.435}
 # gradients hold columns meanwhile, so that each use hands them round again, once for all rows; one
@@ -232,7 +233,7 @@ def _lane_tiles(target: Target, step: Pass, heads: Heads, scores: Scores) -> Ite
             size = heads.d + heads.dv
             if target.images and copied(lanes, tiles, bh, columns, size):
                 spent += _COPY * 4 * bh * columns * size
-            else:
+            elif rows == 1:
                 spent += even(bh * tiles) * blocks * quads * _FROM_BUFFER * lanes / 8
         code = int(lanes * work * (1 + rows) * rows * held)
         yield _Way(template, params, bh * tiles, spent, code)
