@@ -5,13 +5,15 @@
     python bench/choices.py --run DIR --out ROWS           time there, with wgpu and NumPy only
 
 Alternatives are other e-nodes (attention's kernels, layouts, wide products), one step away from
-the chosen kernels (store, inline, merge, split), every tiling of a product or attention, rows at
-once or in parts. Those predicted to take four times as long are left out, and no more than 32 are
-taken. All of them must agree before they are timed. `regret` is the time of the chosen one over the
-best.
+the chosen kernels (store, inline, merge, split), every tiling of a product, of attention and of its
+gradients, rows at once or in parts. Those predicted to take four times as long are left out, and no
+more than 32 are taken. All of them must agree before they are timed. `regret` is the time of the
+chosen one over the best.
 
 Plans that are in DIR and rows that are in ROWS are not made again, so a run that was cut short by
-`--budget` or otherwise goes on where it ended. `bench/choices_work.py` has the grid.
+`--budget` or otherwise goes on where it ended. `bench/choices_work.py` has the grid. All of it
+takes about 7 minutes on 2 quiet cores of lavapipe with cold caches, of which attention takes 3;
+`seconds` of a row says how long it took.
 """
 
 from __future__ import annotations
