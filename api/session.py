@@ -226,6 +226,7 @@ class Compiled:
         return ", ".join(shown) + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
 
     def _compile(self, leaves: Sequence[Any], structure: pytree.Structure, on: Device) -> _Version:
+        on.check()
         seconds: dict[str, float] = {}
         with timed(seconds, "trace"):
             args, kwargs = pytree.unflatten(

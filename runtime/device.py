@@ -321,12 +321,20 @@ def _finish() -> None:
 
 
 def _lose_after_fork() -> None:
-    for device in _devices.values():
+    """In a forked process, which lacks the threads that may have held the locks."""
+    _opening.release()
+    for device in list(_alive):
         device.lost = "opened before a fork; a forked process must open its own (use spawn)"
+        device.lock = threading.RLock()
+        device.pipelines.drop()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_lose_after_fork)
+    os.register_at_fork(
+        before=_opening.acquire,
+        after_in_parent=_opening.release,
+        after_in_child=_lose_after_fork,
+    )
 
 
 def _host_memory() -> int:

@@ -174,14 +174,19 @@ class Pipelines:
     def wait(self) -> None:
         """Waits for translations that have begun; to be called before their kernels run, without
         the device's lock."""
-        while self._translations:
-            self._translations[0].wait()
+        while translations := self._translations[:1]:
+            translations[0].wait()
             self._translations = [t for t in self._translations if not t.done]
 
     def stop(self) -> None:
         """Gives up translations."""
         for translation in self._translations:
             translation.stop()
+
+    def drop(self) -> None:
+        """Forgets all pipelines: of a device that only translates for others, or that is lost."""
+        self._pipelines.clear()
+        self._translations.clear()
 
     def _dummy_group(self, accesses: Accesses) -> Any:
         if accesses not in self._dummies:

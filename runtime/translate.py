@@ -108,6 +108,7 @@ class Translation:
             while (key := self._take()) is not None:
                 other.pipelines.get([self._kernels[key]])
                 native.poll(other.gpu, wait=True)
+                other.pipelines.drop()
             self._device.others.append(other)
 
     def _translate(self, device: Device, key: Key) -> None:

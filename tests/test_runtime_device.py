@@ -243,6 +243,36 @@ def test_a_forked_process_is_told_to_open_its_own_device():
     assert "opened before a fork" in out
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_forked_while_other_threads_work_does_not_hang():
+    code, out, err = run_python(
+        "import os, signal, threading, numpy as np\n"
+        "import eggpu as eg\n"
+        "x = eg.put(np.ones(3, np.float32))\n"
+        "known, new = eg.compile(lambda x: x * 2), eg.compile(lambda x: eg.exp(x) @ x)\n"
+        "known(x), eg.compile(lambda x: eg.tanh(x) @ x)(x)\n"
+        "ready, end = threading.Event(), threading.Event()\n"
+        "def hold():\n"
+        "    with eg.device().lock:\n"
+        "        ready.set()\n        end.wait()\n"
+        "threading.Thread(target=hold).start()\n"
+        "ready.wait()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(20)\n"
+        "    for f in (known, new):\n"
+        "        try:\n            f(x)\n"
+        "        except eg.DeviceError as error:\n            print(error, flush=True)\n"
+        "    os._exit(0)\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "end.set()\n"
+        "print(status)\n"
+    )
+    assert code == 0, err
+    assert out.count("opened before a fork") == 2
+    assert out.splitlines()[-1] == "0"
+
+
 def test_the_process_ends_cleanly_with_work_under_way():
     code, _, err = run_python(
         "import numpy as np\n"

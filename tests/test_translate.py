@@ -38,7 +38,8 @@ if sys.argv[1] == "run":
     kernels = {(k.wgsl, tuple(b.access for b in k.bindings)) for k in f.plan.kernels}
     files = [p for p in Path(os.environ["EGGPU_CACHE_DIR"]).rglob("mesa*/**/*") if p.is_file()]
     images = {(i.width, i.rows) for i in f.plan.images}
-    print(eg.device().target.kind, len(kernels), len(files), len(images), len(devices._alive))
+    print(eg.device().target.kind, len(kernels), len(files), len(images), len(devices._alive),
+          sum(len(d.pipelines._pipelines) for d in eg.device().others))
 """
 
 
@@ -54,17 +55,18 @@ def start(how: str, cache: Path, **settings: str) -> list[str]:
 
 
 def test_each_kernel_is_translated_once(tmp_path: Path) -> None:
-    kind, kernels, files, images, devices = start("run", tmp_path)
+    kind, kernels, files, images, devices, kept = start("run", tmp_path)
     if kind != "cpu" or int(images) == 0:
         return
     assert int(kernels) > 3
     assert int(files) <= int(kernels) + 2  # the probe, and the list of files
     assert int(devices) == min(os.cpu_count() or 1, 4)
+    assert int(kept) == 0  # of kernels on the devices that only translate
     assert start("run", tmp_path)[2] == files  # it finds all in the cache
 
 
 def test_a_cache_that_keeps_nothing(tmp_path: Path) -> None:
-    kind, *_, files, _, devices = start("run", tmp_path, MESA_SHADER_CACHE_DISABLE="true")
+    kind, *_, files, _, devices, _ = start("run", tmp_path, MESA_SHADER_CACHE_DISABLE="true")
     if kind == "cpu":
         assert int(files) == 0
         assert int(devices) == 1
