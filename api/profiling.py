@@ -97,7 +97,8 @@ class Profile:
         ]
         rows = zip(*(c.lines() for c in columns), strict=True)
         head = (
-            f"profile of {self.plan.name} on {self.target.name}: {len(kernels)} kernels, "
+            f"profile of {self.plan.name} on {self.target.name}: "
+            f"{len(kernels)} kernel{'s' * (len(kernels) != 1)}, "
             f"{self.us:.1f} us measured, {100 * self.roof:.0f}% of the roof"
         )
         return "\n".join([head, *(("  " + "  ".join(row)).rstrip() for row in rows)]) + "\n"

@@ -160,6 +160,22 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, task: Any) -> Non
     assert all(np.isfinite(v.numpy()).all() for v in nn.named_parameters(tree).values())
 
 
+def test_losses_of_a_resumed_run_follow_those_of_its_folder(tmp_path: Path) -> None:
+    def steps(out: Path) -> list[int]:
+        rows = (out / "loss.csv").read_text().splitlines()[1:]
+        return [int(row.partition(",")[0]) for row in rows]
+
+    first = train_mlp({"hidden": 8}, run=run(tmp_path / "a", 4, quiet=True))
+    before = (tmp_path / "a" / "loss.csv").read_text()
+    assert steps(tmp_path / "a")[-1] == 4
+    elsewhere = train_mlp(run=run(tmp_path / "b", 6, quiet=True, resume=first.checkpoint))
+    assert steps(tmp_path / "b")[0] == elsewhere.history.train[0][0] == 5
+    train_mlp(run=run(tmp_path / "a", 6, quiet=True, resume=first.checkpoint))
+    after = (tmp_path / "a" / "loss.csv").read_text()
+    assert after.startswith(before)
+    assert after[len(before) :] == (tmp_path / "b" / "loss.csv").read_text().partition("\n")[2]
+
+
 def test_a_run_goes_on_where_it_ended_and_not_with_another_model(tmp_path: Path) -> None:
     first = train_mlp({"hidden": 8}, run=run(tmp_path / "a", 4, quiet=True))
     more = run(tmp_path / "b", 6, quiet=True, resume=first.checkpoint)

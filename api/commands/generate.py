@@ -36,7 +36,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--model", default="smollm2", metavar="NAME",
         help="smollm2, a GGUF file or a folder with config.json (default: smollm2)",
     )  # fmt: skip
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(default: 256)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="N",
+        help="tokens of an answer at most (default: 256)",
+    )  # fmt: skip
     parser.add_argument(
         "--context", type=int, default=None, metavar="N",
         help="room for prompt and answer (default: what they need)",
@@ -45,9 +48,18 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt, without a template"
     )
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it")
     parser.add_argument(
-        "--cache", choices=("f32", "f16"), default="f32", help="type of keys and values"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before it; may be given several times",
+    )
+    parser.add_argument(
+        "--cache",
+        choices=("f32", "f16"),
+        default="f32",
+        help="type of keys and values (default: f32)",
     )
     parser.add_argument("--stats", action="store_true", help="tell tokens a second, on stderr")
     parser.add_argument(

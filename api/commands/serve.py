@@ -55,7 +55,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help=f"room for prompt and answer of a text (default: the model's, at most {_LONGEST})",
     )  # fmt: skip
     parser.add_argument(
-        "--cache", choices=("f32", "f16"), default="f32", help="type of keys and values"
+        "--cache",
+        choices=("f32", "f16"),
+        default="f32",
+        help="type of keys and values (default: f32)",
     )
     parser.set_defaults(run=run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,18 @@ def write_losses(history: History, path: Path) -> Path:
         writer.writerow(["step", "train", "valid"])
         writer.writerows([step, *rows[step]] for step in sorted(rows))
     return path
+
+
+def with_earlier(history: History, path: Path) -> History:
+    """The losses with those of `path`, a CSV of write_losses, from before their first step."""
+    first = history.train[0][0] if history.train else math.inf
+    whole = History()
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if int(row["step"]) < first]
+        for losses, column in ((whole.train, "train"), (whole.valid, "valid")):
+            losses += [(int(row["step"]), float(row[column])) for row in rows if row[column]]
+    return History(whole.train + history.train, whole.valid + history.valid)
 
 
 def draw_losses(

@@ -6,9 +6,9 @@ from collections import defaultdict
 from typing import Any
 
 from eggpu.runtime import DeviceError
-from eggpu.train.curves import draw_losses
+from eggpu.train.curves import draw_losses, with_earlier
 from eggpu.train.curves import write_losses as write_losses
-from eggpu.train.run import Result, Run
+from eggpu.train.run import History, Result, Run
 from eggpu.train.task import Task
 
 _ROWS = 12  # of the table of kernels
@@ -33,12 +33,19 @@ def kernel_table(profile: Any) -> str:
     return "\n".join(lines)
 
 
+def _losses(result: Result, run: Run) -> History:
+    """Those of the run, after those of the run in this folder that it goes on from."""
+    if run.resume is None or run.resume.resolve().parent != run.out.resolve():
+        return result.history
+    return with_earlier(result.history, run.out / "loss.csv")
+
+
 def nothing_more(result: Result, run: Run) -> bool:
     """Write the losses and say how a stopped run goes on; True when that is all there is to say,
     as in all processes but the first."""
     if not run.first:
         return True
-    write_losses(result.history, run.out / "loss.csv")
+    write_losses(_losses(result, run), run.out / "loss.csv")
     if result.interrupted:
         print(f"stopped after {result.steps} steps; go on with --resume {result.checkpoint}")
     return result.interrupted
@@ -51,7 +58,7 @@ def write_report(
     """Write curve, dumps and profile; what to tell the user about them."""
     lines = [
         f"checkpoint   {result.checkpoint}",
-        draw_losses(result.history, run.out / "loss.png", title, baseline, unit),
+        draw_losses(_losses(result, run), run.out / "loss.png", title, baseline, unit),
         f"dumps        {task.step.dump(run.out / 'dump')}",
     ]
     try:
