@@ -521,3 +521,13 @@ def test_the_command_by_its_other_name_tells_results_and_takes_options(
     assert "without names 'nothing', which is no rule" in capsys.readouterr().err
     assert main(["inspect", "module_compiled.py:attend", *types, "--misses"]) == 0
     assert "the rule attention is left out" in capsys.readouterr().out  # as its module says
+
+
+def test_every_kernel_of_a_scatter_says_what_it_computes() -> None:
+    table, rows = np.ones((80, 32), np.float32), np.arange(256, dtype=np.int32) % 7
+    step = eg.compile(eg.grad(lambda table: (table[rows] ** 2).sum()))
+    step.compile(table)
+    kernels = step.plan.kernels
+    assert len(kernels) == 3
+    assert all(k.computes for k in kernels)
+    assert "first update of each row" in str(step.plan)  # a table, not the plan's fields

@@ -5,6 +5,7 @@ sums have a fixed order, and of several values for one place the last one stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ..index import Index, unflatten
 from ..ir import Node
@@ -125,7 +126,8 @@ def _link(job: Job, positions: Node, rows: int, heads: Scratch, links: Scratch) 
             em.line("break;")
     em.store(1, i, Value("next"), u32)
     em.line(f"atomicMin(&$0[{own}], {here});")
-    return _finish(job, em, count, flops=count * count // 2)
+    kernel = _finish(job, em, count, flops=count * count // 2)
+    return replace(kernel, computes="$0 = first update of each row; $1 = next of the same row")
 
 
 def _results(

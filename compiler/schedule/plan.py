@@ -179,6 +179,12 @@ class Plan:
     loops: tuple[Repeat, ...] = ()  # an outer loop before those inside it
     packs: tuple[int, ...] = ()  # bytes of each pack
 
+    def __str__(self) -> str:
+        """The kernels as a table."""
+        from .show import plan_text
+
+        return plan_text(self)
+
     @property
     def peak_bytes(self) -> int:
         """Bytes on the device during a call: arguments, results, constants, arena and images."""
