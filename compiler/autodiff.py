@@ -150,6 +150,11 @@ def value_and_grad(
             call[k] = value
         out = function(*call, **kwargs)
         value, aux = out if has_aux else (out, None)
+        if value is None or isinstance(value, (tuple, list, dict)):
+            raise TraceError(
+                f"grad needs a function with a float scalar result, got a {type(value).__name__}; "
+                "one of (loss, more) is for has_aux=True"
+            )
         value = array(value)
         if value.shape != () or value.dtype.kind != "f":
             raise TraceError(f"grad needs a function with a float scalar result, got {value.type}")

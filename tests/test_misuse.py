@@ -92,3 +92,11 @@ def test_a_loaded_plan_takes_only_its_types(tmp_path: Path) -> None:
         loaded(X.T, np.int32(1))
     with pytest.raises(TypeError, match=r"twice needs 2 arrays \(x: .*, n: i32\[\]\), got 1"):
         loaded(X)
+
+
+@pytest.mark.parametrize(
+    "made", [lambda x: (x.sum(), x), lambda x: {"loss": x.sum()}, lambda x: None]
+)
+def test_gradients_of_several_results_are_refused(made):
+    with pytest.raises(eg.TraceError, match=r"scalar result, got a .*has_aux=True"):
+        eg.grad(made)(np.ones(3, np.float32))
