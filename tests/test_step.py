@@ -6,9 +6,11 @@ import pytest
 
 import eggpu as eg
 from eggpu import nn, optim
+from eggpu.compiler import pytree
 from eggpu.compiler.egraph import saturate_graph
 from eggpu.compiler.egraph.extract import extract
 from eggpu.compiler.schedule.target import LLVMPIPE
+from eggpu.compiler.tracing import trace_call
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -85,6 +87,23 @@ def test_attention_is_formed_in_every_layer(trained):
     compilation = step.compile(model, state, tokens, targets)
     text = compilation.egraph.text()
     assert "attention 2/2" in text or "attention x2" in text, text
+
+
+def test_the_first_and_the_last_layer_take_the_attention_of_those_between():
+    """They are alone of their kind, so that no other layer leads the way: attention and its
+    gradients have to be taken together."""
+    model = nn.GPT(vocab=65, layers=4, width=128, heads=4, context=64, key=0)
+    opt = optim.adamw(1e-3, weight_decay=0.0)
+
+    def step(model, state, tokens, targets):
+        loss, grads = eg.value_and_grad(lambda m: nn.cross_entropy(m(tokens), targets))(model)
+        return *opt.update(model, state, grads), loss
+
+    ids = np.zeros((8, 64), np.int32)
+    donated = len(pytree.flatten((model, opt.init(model)))[0])
+    graph = trace_call(step, (model, opt.init(model), ids, ids)).graph
+    names, _ = kernels(graph.replace(donated=tuple(range(donated))))
+    assert names.count("attention") == names.count("attention_backward") == 4
 
 
 def test_shapes_decide_between_flash_and_unfused_attention():

@@ -313,7 +313,7 @@ class Moves:
         d, p = self.draft, self.p
         variants: list[dict[int, int]] = [{}, {}, {}]
         for x in p.results.get(t, ()):
-            own = next(n for n in p.candidates[x] if p.role[n] == GET and p.kids[n][0] == t)
+            own = self._result_of(x, t)
             for far, flips in enumerate(variants):
                 flips[x] = own
                 flips |= self._through(x, 0 if self.is_live(x) else far)
@@ -321,12 +321,39 @@ class Moves:
         for flips in variants:
             if flips not in new and any(self._is_new(c, n) for c, n in flips.items()):
                 new.append(flips)
-        return [
+        legal = [n for n in p.candidates[t] if all(d.choice[k] >= 0 for k in p.kids[n])]
+        moves: list[tuple[Key, Move]] = [
             ((p.label[n], i), self._flipped(flips | {t: n}))
             for i, flips in enumerate(new)
-            for n in p.candidates[t]
-            if all(d.choice[k] >= 0 for k in p.kids[n])
+            for n in legal
         ]
+        with_sources = ((n, self._sources(n)) for n in legal)
+        return moves + [
+            ((p.label[n], i, "sources"), self._flipped(flips | {t: n} | more))
+            for n, more in with_sources
+            if more
+            for i, flips in enumerate(new)
+        ]
+
+    def _result_of(self, x: int, t: int) -> int:
+        """The node of class x that is a result of kernel t."""
+        p = self.p
+        return next(n for n in p.candidates[x] if p.role[n] == GET and p.kids[n][0] == t)
+
+    def _sources(self, n: int) -> dict[int, int]:
+        """The flips that take the other results of kernels that run only for an operand of a node:
+        attention itself where its gradients read what it kept."""
+        d, p = self.draft, self.p
+        flips: dict[int, int] = {}
+        for k in p.kids[n]:
+            if p.role[d.choice[k]] != GET or self.is_live(k):
+                continue
+            source = p.kids[d.choice[k]][0]
+            for x in p.results.get(source, ()):
+                own = self._result_of(x, source)
+                if self._is_new(x, own):
+                    flips |= {x: own, **self._through(x, 0)}
+        return flips
 
     def _adopt(self, c: int) -> list[tuple[Key, Move]]:
         d, p = self.draft, self.p
