@@ -1,6 +1,8 @@
 """A whole training step: one program, one submission, memory of its own, and attention chosen by
 cost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -66,9 +68,9 @@ def test_state_is_written_in_place(trained):
     assert sum(plan.arena) < plan.scratch_bytes
 
 
-def kernels(graph, **options):
-    snapshot, report = saturate_graph(graph, **options)
-    selection, _ = extract(snapshot, LLVMPIPE, graph)
+def kernels(graph, target=LLVMPIPE):
+    snapshot, report = saturate_graph(graph)
+    selection, _ = extract(snapshot, target, graph)
     names = [n.op.name for n in selection.graph.nodes()]
     return names, report
 
@@ -116,3 +118,9 @@ def test_shapes_decide_between_flash_and_unfused_attention():
     assert "attention backward 1/1" in report.text()  # it is known to be attention there too
     assert "attention_backward" not in full
     assert "dot" in full
+
+
+def test_products_are_found_where_attention_is_what_the_search_begins_with():
+    wide = replace(LLVMPIPE, subgroup=16)
+    names, _ = kernels(attention_gradients(8, 512, 64, causal=False), wide)
+    assert not {"attention", "attention_backward"} & {*names}

@@ -12,8 +12,8 @@ from ..ops.move import reshape
 from ..schedule.selection import Group, Selection, stored_base
 from ..schedule.target import Target
 from .explain import Explainer
-from .graph import VIEW, Problem, problem
-from .greedy import greedy, node_costs
+from .graph import GET, TUP, VIEW, Problem, problem
+from .greedy import NO_KERNEL, greedy, node_costs
 from .moves import MoveKind
 from .orbits import colors
 from .outcome import ExtractionReport, Totals, totals
@@ -67,8 +67,14 @@ def improve(p: Problem, pricer: Pricer, effort: int) -> tuple[Search, Totals]:
     bounds, color = _effort(effort, len(p.live)), colors(p)
     fused = two_step(p, pricer, color)
     two_steps = totals(fused)
-    choice = greedy(p, node_costs(p, pricer, fused=True))
+    costs = node_costs(p, pricer, fused=True)
+    choice = greedy(p, costs)
     found = [_searched(start(p, pricer, choice), b, color) for b in bounds]
+    if len(bounds) > 1 and any(p.role[n] == GET for n in choice):
+        # many moves lie between a kernel of several results, such as attention, and its parts
+        apart = greedy(p, [c + NO_KERNEL * (p.role[n] == TUP) for n, c in enumerate(costs)])
+        bounds = [replace(b, tuples=False) for b in bounds]
+        found += [_searched(start(p, pricer, apart), b, color) for b in bounds]
     best = min(found, key=lambda s: s.draft.cost)  # the first of equals
     if fused.cost < best.draft.cost:
         best = _searched(fused, bounds[0], color)

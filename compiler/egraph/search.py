@@ -45,6 +45,7 @@ class Effort:
     representatives: int = 4  # distinct states of an orbit
     accepted: int = 6  # moves in a row around one class
     descent: int = 40  # accepted moves after a kick
+    tuples: bool = True  # kernels of several results are tried
     wide: bool = True  # values are put into kernels that read what they are computed from
     again: bool = True  # what one kernel stores is computed in another as well
     steepest: bool = False  # the best of all moves after a kick, not the best around one class
@@ -77,8 +78,10 @@ class Search:
         self.done: dict[tuple[MoveKind, bool, int], int] = {}
         self.missed: dict[tuple[MoveKind, int, Key], tuple[float, int]] = {}
         self.kicked: dict[tuple[MoveKind, int, Key], int] = {}
-        off = {kind for kind, on in (("stage", effort.wide), ("again", effort.again)) if not on}
+        wanted = (("stage", effort.wide), ("again", effort.again), ("tuple", effort.tuples))
+        off = {kind for kind, on in wanted if not on}
         self.sweeps: list[MoveKind] = [kind for kind in SWEEPS if kind not in off]
+        self.kicks: list[MoveKind] = [kind for kind in effort.kicks if kind not in off]
         self.failed = 0  # kicks in a row that gained nothing
         launch = draft.pricer.target.profile.launch
         self.slack = max(
@@ -91,9 +94,9 @@ class Search:
         for _ in range(self.effort.rounds):
             before = self.draft.cost
             accepted = sum(self.sweep(kind) for kind in self.sweeps)
-            if self.effort.kicks:
+            if self.kicks:
                 accepted += (
-                    sum(self.sweep(kind, kick=True) for kind in self.effort.kicks)
+                    sum(self.sweep(kind, kick=True) for kind in self.kicks)
                     + self.kick_near_misses()
                 )
             if not accepted or before - self.draft.cost < self.effort.enough * before:
