@@ -159,7 +159,9 @@ def value_and_grad(
         if value.shape != () or value.dtype.kind != "f":
             raise TraceError(f"grad needs a function with a float scalar result, got {value.type}")
         note([value.node])
-        grads = vjp_nodes([value.node], [full(1.0, (), value.dtype)], [a.node for a in fresh])
+        with at_line(known_lines().get(value.node, "")):
+            seed = full(1.0, (), value.dtype)
+        grads = vjp_nodes([value.node], [seed], [a.node for a in fresh])
         tree = pytree.unflatten(structure, [Array(g) for g in grads])
         return ((value, aux) if has_aux else value), (tree[0] if single else tuple(tree))
 

@@ -531,3 +531,16 @@ def test_every_kernel_of_a_scatter_says_what_it_computes() -> None:
     assert len(kernels) == 3
     assert all(k.computes for k in kernels)
     assert "first update of each row" in str(step.plan)  # a table, not the plan's fields
+
+
+def test_kernels_of_a_gradient_belong_to_the_lines_of_the_loss():
+    def loss(x):
+        return eg.exp(eg.tanh(x)).sum()
+
+    def caller(x):
+        return eg.grad(loss)(x)
+
+    compiled = eg.compile(caller, cache=False)
+    compiled.compile(np.ones((3, 5), np.float32))
+    line = f"test_report.py:{line_of(loss, 'return')}"
+    assert [k.lines for k in compiled.report.kernels] == [(line,)]
