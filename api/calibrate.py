@@ -26,6 +26,7 @@ from eggpu.runtime import Device, Executable
 Values = tuple[Any, ...]
 _STEPS = 12  # of the search for a rate
 _WIDEST = 64.0  # a rate is looked for between 1/64 and 64 times the last guess
+_BOUND = 1.02  # a rate is looked for where the prediction is this many times the least there is
 _REPEAT = 6
 
 
@@ -216,9 +217,12 @@ def _error(cases: Sequence[_Case], wanted: Sequence[float], value: float) -> flo
 
 
 def _solved(predict: Callable[[float], float], wanted: float, guess: float) -> float:
-    """The rate between 1/64 and 64 guesses for which the prediction is nearest: bisection."""
+    """The rate between 1/64 and 64 guesses for which the prediction is nearest: bisection. Where
+    other rates bound the prediction, it is the rate from which on they do."""
     low, high = guess / _WIDEST, guess * _WIDEST
-    rising = predict(high) > predict(low)
+    first, last = predict(low), predict(high)
+    rising = last > first
+    wanted = max(wanted, _BOUND * min(first, last))
     for _ in range(_STEPS):
         middle = math.sqrt(low * high)
         if (predict(middle) < wanted) == rising:

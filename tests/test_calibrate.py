@@ -154,3 +154,9 @@ def test_calibration_ends_in_time_with_what_it_has():
     fits = [*calibrate(device, budget=0.0)]  # no time is left after the first
     assert [f.rate for f in fits] == ["launch"]
     assert profile_of(fits, GENERIC_GPU) == replace(GENERIC_GPU, launch=fits[0].value)
+
+
+def test_a_rate_that_others_bound_is_where_they_begin_to():
+    assert _solved(lambda v: max(100.0, 1000.0 / v), 50.0, 5.0) == pytest.approx(9.8, rel=0.01)
+    assert _solved(lambda v: max(100.0, 1000.0 / v), 250.0, 5.0) == pytest.approx(4.0, rel=0.01)
+    assert _solved(lambda v: max(100.0, 10.0 * v), 400.0, 5.0) == pytest.approx(40.0, rel=0.01)
