@@ -147,7 +147,7 @@ class Compiled:
         self._cached = cached
         self._fetch = tuple(fetch)
         self._parameters = parameter_names(function)
-        self._donate = tuple(self._position(d) for d in donate)
+        self.donated = tuple(self._position(d) for d in donate)
         self._versions: dict[Any, _Version] = {}
         self._latest: _Version | None = None
         self.recompilations: list[
@@ -158,11 +158,6 @@ class Compiled:
     def programs(self) -> int:
         """How many programs it has compiled: one a signature and device."""
         return len(self._versions)
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The positions of the parameters that are donated."""
-        return self._donate
 
     def _position(self, argument: str | int) -> int:
         if isinstance(argument, int):
@@ -266,13 +261,13 @@ class Compiled:
     def _donated(self, structure: pytree.Structure) -> tuple[int, ...]:
         out, at = [], 0
         for k, child in enumerate(structure.children[0].children):
-            if k in self._donate:
+            if k in self.donated:
                 out += range(at, at + child.leaves)
             at += child.leaves
         for key, child in zip(
             structure.children[1].keys, structure.children[1].children, strict=True
         ):
-            if key in self._parameters and self._parameters.index(key) in self._donate:
+            if key in self._parameters and self._parameters.index(key) in self.donated:
                 out += range(at, at + child.leaves)
             at += child.leaves
         return tuple(out)

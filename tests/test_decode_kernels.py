@@ -147,18 +147,23 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_masks_biases_and_places(device, target, form, name):
-    bounded = len(name) % 2 == 0 or name == "all"
-    q, k, v = heads((2,), 4, 37, 8, 12)
+def beside(q, k, v, extra, bounded):
+    """Bounds of keys, a mask or a bias for 2 heads of 4 queries and 37 keys, and values of all."""
     bounds = [given(3, (2, 4, 1), i32), given(4, (2, 4, 1), i32)] if bounded else []
-    extra = KINDS[name].get("extra")
     more = [given(5, (2, 4, 37), f32 if extra == "bias" else bool_)] if extra else []
     args = [*map(values, (q, k, v))]
     if bounded:
         args += [np.array([[[0], [3], [5], [9]]] * 2, np.int32)]
         args += [np.array([[[36], [20], [6], [9]]] * 2, np.int32)]
-    args += [values(m) for m in more]
+    return bounds, more, [*args, *map(values, more)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_masks_biases_and_places(device, target, form, name):
+    bounded = len(name) % 2 == 0 or name == "all"
+    q, k, v = heads((2,), 4, 37, 8, 12)
+    extra = KINDS[name].get("extra")
+    bounds, more, args = beside(q, k, v, extra, bounded)
     if extra == "mask":
         args[-1][1, 2] = False
     out = attend(form, q, k, v, *bounds, *more, **KINDS[name], bounded=bounded)
@@ -182,15 +187,8 @@ def side_by_side(monkeypatch):
 def test_lanes_share_each_key(device, side_by_side, form, name):
     bounded = name in ("bounded", "nan", "mean", "softcap")
     q, k, v = heads((2,), 4, 37, 40, 72)
-    bounds = [given(3, (2, 4, 1), i32), given(4, (2, 4, 1), i32)] if bounded else []
     changes = {"empty": name} if name in ("nan", "mean") else KINDS.get(name, {})
-    extra = changes.get("extra")
-    more = [given(5, (2, 4, 37), f32 if extra == "bias" else bool_)] if extra else []
-    args = [*map(values, (q, k, v))]
-    if bounded:
-        args += [np.array([[[0], [3], [5], [9]]] * 2, np.int32)]
-        args += [np.array([[[36], [20], [6], [9]]] * 2, np.int32)]
-    args += [values(m) for m in more]
+    bounds, more, args = beside(q, k, v, changes.get("extra"), bounded)
     out = attend(form, q, k, v, *bounds, *more, **changes, bounded=bounded)
     check(device, LLVMPIPE, [q, k, v, *bounds, *more], [out], args, tol=3e-6)
 

@@ -34,7 +34,7 @@ def lower(
     analysis = analyze(job.group)
     match analysis.kind:
         case "map":
-            return lower_map(job)
+            return lower_map(job, analysis)
         case "rows":
             return lower_rows(job, analysis)
         case "contract":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ..index import index, unflatten
 from ..schedule.kernel import KernelSource
-from ..schedule.space import analyze, turned
+from ..schedule.space import Analysis, analyze, turned
 from ..schedule.tile import fold
 from .emitter import Emitter, V
 from .source import Job, finish
@@ -17,8 +17,9 @@ LARGE_WORKGROUP, MANY = 256, 1 << 17
 SEVERAL, WORKGROUP_OF_SEVERAL, SHORT = 4, 128, 48
 
 
-def lower_elementwise(job: Job) -> list[KernelSource]:
-    """One kernel for all results, which have equally many elements."""
+def lower_elementwise(job: Job, analysis: Analysis | None = None) -> list[KernelSource]:
+    """One kernel for all results, which have equally many elements; `analysis` is the group's, if
+    it is known."""
     outputs = job.group.outputs
     size = outputs[0].type.size
     if size == 0:
@@ -28,7 +29,7 @@ def lower_elementwise(job: Job) -> list[KernelSource]:
     emitter = Emitter([job.held_by(o) for o in outputs], dict(job.memory))
     i = emitter.variable("i", count)
     flat = i * 4 + V if wide else i + index(0)
-    space = analyze(job.group).space
+    space = (analysis or analyze(job.group)).space
     places = [turned(space[o], flat) for o in outputs]
     values = [emitter.value(o, unflatten(at, o.shape)) for o, at in zip(outputs, places)]
     for k, (out, at, value) in enumerate(zip(outputs, places, values, strict=True)):

@@ -49,7 +49,8 @@ def _ways(a: Analysis, target: Target, passes: int) -> list[Geometry | None]:
 def lower_job(job: Job) -> list[KernelSource]:
     """The kernels of a part of a group: again a legal group, with or without reductions."""
     analysis = analyze(job.group)
-    return lower_rows(job, analysis) if analysis.kind == "rows" else lower_elementwise(job)
+    lower = lower_rows if analysis.kind == "rows" else lower_elementwise
+    return lower(job, analysis)
 
 
 def _passes(a: Analysis) -> int:

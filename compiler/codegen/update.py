@@ -15,15 +15,18 @@ from ..ops.elementwise import barrier
 from ..ops.move import Move
 from ..schedule.kernel import KernelSource
 from ..schedule.selection import stored_base
+from ..schedule.space import Analysis
 from ..schedule.tile import fold
 from .elementwise import WORKGROUP, lower_elementwise
 from .emitter import Emitter, V
 from .source import Job, finish
 
 
-def lower_map(job: Job) -> list[KernelSource]:
+def lower_map(job: Job, analysis: Analysis) -> list[KernelSource]:
     """The kernels of a group without reductions or products."""
     windows = [o for o in job.group.outputs if _is_window(job, o)]
+    if not windows:
+        return lower_elementwise(job, analysis)
     rest = [o for o in job.group.outputs if o not in windows]
     kernels = lower_elementwise(job.part(rest)) if rest else []  # read what windows may write over
     kernels += [copy for o in windows for copy in _copy(job, o)]

@@ -8,8 +8,8 @@ tile     an element of the one contraction's, scatter's, scan's or sort's result
 item     an element of one result of a kernel with several
 
 A value may be transposed once after its anchor, and a pure one that is read in order as well; it
-is then written by a transposed store. Reshapes
-keep the row-major order, so they never change a space.
+is then written by a transposed store. Reshapes keep the row-major order, so they never change a
+space.
 """
 
 from __future__ import annotations
