@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import eggpu
 from eggpu.commands import calibrate, devices, doctor, embed, generate, inspect, rules, serve, train
@@ -41,9 +43,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Refuses what it does not know itself, with its own usage; argparse's subcommands would pass
+    it up to be refused with the usage of `eggpu`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The arguments as a namespace, and nothing left over."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._near(unknown)}")
+        return known, unknown
+
+    def _near(self, unknown: Sequence[str]) -> str:
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        wrong = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        near = [n for word in wrong for n in difflib.get_close_matches(word, flags, 1)]
+        return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def parser() -> Parser:
     """The parser of all commands."""
-    out = argparse.ArgumentParser(
+    out = Parser(
         prog="eggpu", description="Compile tensor programs with an e-graph, run them with WebGPU."
     )
     out.add_argument("--version", action="version", version=f"eggpu {eggpu.__version__}")

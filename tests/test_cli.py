@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import eggpu as eg
-from eggpu.cli import main
+from eggpu.cli import main, parser
 from eggpu.commands import doctor
 
 MODULE = """
@@ -211,4 +213,42 @@ def test_unknown_flags_and_values_are_told_by_the_parser(
         with pytest.raises(SystemExit) as exit_:
             main(argv)
         assert exit_.value.code == 2
-    assert "unrecognized arguments: --layres 2" in capsys.readouterr().err
+    assert "unrecognized arguments: --layres 2; did you mean --layers?" in capsys.readouterr().err
+
+
+def commands(of: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of all commands below one."""
+    for action in of._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield below
+                yield from commands(below)
+
+
+def test_each_command_tells_of_unknown_flags_with_its_own_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = list(commands(parser()))
+    assert {"eggpu doctor", "eggpu train", "eggpu train gpt", "eggpu serve"} <= {
+        p.prog for p in found
+    }
+    for of in found:
+        given = ["x" for a in of._actions if not a.option_strings and a.nargs in (None, "+")]
+        chosen = [a for a in of._actions if isinstance(a, argparse._SubParsersAction)]
+        given = ["gpt", "--steps", "1"] if chosen else given
+        with pytest.raises(SystemExit):
+            main([*of.prog.split()[1:], *given, "--bogus"])
+        says = capsys.readouterr().err
+        prog = of.prog + (" gpt" if chosen else "")
+        assert says.startswith(f"usage: {prog} [-h]"), says
+        assert f"\n{prog}: error: unrecognized arguments: --bogus" in says
+
+
+def test_flags_before_the_command_have_the_usage_of_eggpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--bogus", "doctor"])
+    says = capsys.readouterr().err
+    assert says.startswith("usage: eggpu [-h]")
+    assert "eggpu: error: unrecognized arguments: --bogus" in says

@@ -20,6 +20,7 @@ import pytest
 import eggpu as eg
 from eggpu import cli, data, distributed, nn, optim
 from eggpu.distributed import DataParallel, DistributedError, Group, groups, processes, share
+from eggpu.distributed import __main__ as command
 from eggpu.runtime import Device
 from eggpu.runtime.adapter import choose, features
 from eggpu.train import Callback, CSVLog, EarlyStopping, Result, Trainer, TrainingError
@@ -437,6 +438,15 @@ def test_a_script_in_processes(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 2 [0.5, 0.5, 0.5]", "1 2 [0.5, 0.5, 0.5]"]
+
+
+def test_the_launcher_says_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    usage = "usage: python -m eggpu.distributed N SCRIPT [ARGUMENT...]\n"
+    assert capsys.readouterr().out.startswith(usage)
+    for argv in ([], ["2"], ["two", "script.py"]):
+        assert command.main(argv) == 2
+        assert capsys.readouterr().err == usage
 
 
 def test_the_launcher_tells_the_engine() -> None:
