@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +11,7 @@ from typing import Any
 import eggpu
 from eggpu.commands import calibrate, devices, doctor, embed, generate, inspect, rules, serve, train
 from eggpu.commands import compile as compile_
-from eggpu.compiler.errors import EggpuError
-from eggpu.runtime import DeviceError, DonatedError, KernelError
-
-# What a user can mend. Anything else is a mistake in eggpu and shows its traceback.
-_USER_ERRORS = (EggpuError, DeviceError, KernelError, DonatedError, OSError)
-_INTERRUPTED = 130  # as shells count it: 128 + SIGINT
-_PIPE = 141  # 128 + SIGPIPE
+from eggpu.script import guarded
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,21 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Ctrl-C, 141 for a reader of its output that has left."""
     args = parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
-    try:
-        status = args.run(args)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # `eggpu rules | head`: who reads has enough, also of what is left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _PIPE
-    except _USER_ERRORS as error:
-        if args.debug:
-            raise
-        print(f"eggpu: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("eggpu: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    return guarded(lambda: args.run(args), "eggpu", args.debug)
 
 
 class Parser(argparse.ArgumentParser):

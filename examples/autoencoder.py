@@ -1,13 +1,13 @@
 """An autoencoder of handwritten digits: 64 pixels through 8 numbers, and a picture of the result.
 
-python examples/autoencoder.py [STEPS]
+python examples/autoencoder.py --help
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from eggpu import script
 from eggpu.train import Run, train_images
 
 
@@ -18,4 +18,4 @@ def main(steps: int = 600, out: Path = Path("runs/example-autoencoder")) -> Path
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    script.run(main)

@@ -1,13 +1,13 @@
 """A BERT on characters of text, and what it puts into the gaps of a line.
 
-python examples/bert.py [STEPS]
+python examples/bert.py --help
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from eggpu import script
 from eggpu.checkpoints import read_metadata
 from eggpu.data import Vocabulary
 from eggpu.train import Run, train_bert
@@ -27,4 +27,4 @@ def main(steps: int = 1500, out: Path = Path("runs/example-bert")) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    script.run(main)

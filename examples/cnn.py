@@ -1,15 +1,14 @@
 """A convolutional network on handwritten digits: 98 % of unseen ones right in a minute or so.
 
-python examples/cnn.py [STEPS]
+python examples/cnn.py --help
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from eggpu import data, nn, optim
+from eggpu import data, nn, optim, script
 from eggpu.train import Best, Trainer
 
 
@@ -50,4 +49,4 @@ def main(steps: int = 300, out: Path = Path("runs/example-cnn")) -> float:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    script.run(main)

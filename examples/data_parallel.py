@@ -7,11 +7,10 @@ mpirun -n 2 python examples/data_parallel.py                 two, by MPI
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from eggpu import data, distributed, nn, optim
+from eggpu import data, distributed, nn, optim, script
 from eggpu.train import Trainer
 
 
@@ -37,4 +36,4 @@ def main(steps: int = 200, out: Path = Path("runs/example-data-parallel")) -> fl
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    script.run(main)

@@ -1,13 +1,13 @@
 """A diffusion model that draws handwritten digits: a picture with each digit eight times.
 
-python examples/diffusion.py [STEPS]
+python examples/diffusion.py --help
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from eggpu import script
 from eggpu.train import Run, train_diffusion
 
 
@@ -18,4 +18,4 @@ def main(steps: int = 2000, out: Path = Path("runs/example-diffusion")) -> Path:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    script.run(main)

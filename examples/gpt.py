@@ -1,15 +1,14 @@
 """A GPT on characters of text, and what it writes.
 
-python examples/gpt.py [STEPS] [FILE...]
+python examples/gpt.py --help
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from eggpu import data, nn, optim
+from eggpu import data, nn, optim, script
 from eggpu.train import Trainer
 from eggpu.train.sample import sample_text
 
@@ -43,4 +42,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]), tuple(sys.argv[2:]))
+    script.run(main)

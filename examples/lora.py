@@ -1,18 +1,17 @@
 """A network that knows handwritten digits learns mirrored ones, by low-rank adapters alone.
 
-python examples/lora.py [STEPS]
+python examples/lora.py --help
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import eggpu as eg
-from eggpu import data, nn, optim
+from eggpu import data, nn, optim, script
 from eggpu.train import Trainer
 
 
@@ -66,4 +65,4 @@ def main(steps: int = 300, out: Path = Path("runs/example-lora")) -> tuple[float
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    script.run(main)

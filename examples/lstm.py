@@ -1,19 +1,18 @@
 """An LSTM that writes text, trained with carried states: each window goes on where the last one
 ended.
 
-python examples/lstm.py [STEPS] [FILE...]
+python examples/lstm.py --help
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import eggpu as eg
-from eggpu import data, nn, optim
+from eggpu import data, nn, optim, script
 from eggpu.train.lstm import LSTMLanguageModel, write_text
 
 BATCH, WINDOW, HIDDEN = 16, 32, 96
@@ -27,7 +26,9 @@ def loss(model: Any, tokens: Any, targets: Any, state: Any) -> Any:
 
 def windows(ids: np.ndarray, steps: int) -> Any:
     """Windows of BATCH places in the text, each the continuation of the one before."""
-    width = len(ids) // BATCH
+    width, least = len(ids) // BATCH, WINDOW + 2
+    if width < least:
+        raise data.DataError(f"needs {BATCH * least} characters to train on, got {len(ids)}")
     rows = ids[: BATCH * width].reshape(BATCH, width)
     for step in range(steps):
         start = step * WINDOW % (width - WINDOW - 1)
@@ -61,4 +62,4 @@ def main(steps: int = 400, files: tuple[str, ...] = ()) -> float:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]), tuple(sys.argv[2:]))
+    script.run(main)

@@ -1,17 +1,16 @@
 """A multilayer perceptron on handwritten digits, with a training step written out.
 
-python examples/mlp.py [STEPS]
+python examples/mlp.py --help
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
 import eggpu as eg
-from eggpu import data, nn, optim
+from eggpu import data, nn, optim, script
 
 
 def loss(model: Any, x: Any, y: Any) -> Any:
@@ -43,4 +42,4 @@ def main(steps: int = 600) -> float:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    script.run(main)

@@ -1,14 +1,13 @@
 """A vision transformer on handwritten digits that are moved about: 96 % right in a minute.
 
-python examples/vit.py [STEPS]
+python examples/vit.py --help
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from eggpu import data, nn, optim
+from eggpu import data, nn, optim, script
 from eggpu.train import Best, Trainer
 from eggpu.train.images import accuracy, classification, held_out, shifted
 
@@ -34,4 +33,4 @@ def main(steps: int = 1500, out: Path = Path("runs/example-vit")) -> float:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    script.run(main)

@@ -4,6 +4,7 @@ of `eggpu train` cover the same."""
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ from types import ModuleType
 
 import pytest
 
+from eggpu import script
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
 def example(name: str) -> ModuleType:
@@ -21,6 +25,74 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def run(*argv: object) -> subprocess.CompletedProcess[str]:
+    """An example started as a reader would start it."""
+    return subprocess.run(
+        [sys.executable, *map(str, argv)], capture_output=True, text=True, check=False, timeout=100
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example(name)
+    with pytest.raises(SystemExit) as exit_:
+        script.status(module.main, ["--help"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    assert (module.__doc__ or "").splitlines()[0] in shown
+    parameters = inspect.signature(module.main).parameters
+    assert f"training steps (default: {parameters['steps'].default})" in " ".join(shown.split())
+    assert ("--out DIR" in shown) == ("out" in parameters)
+    assert ("[PATH ...]" in shown) == ("files" in parameters)
+    assert (EXAMPLES / f"{name}.py").read_text().endswith("    script.run(main)\n")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("steps", ["0", "-3", "many", "1.5"])
+def test_steps_are_a_number(name: str, steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        script.status(example(name).main, ["--", steps])
+    assert exit_.value.code == 2
+    needed = f"error: argument STEPS: needs a number of 1 or more, got '{steps}'"
+    assert needed in capsys.readouterr().err
+
+
+def test_help_as_it_is_typed(tmp_path: Path) -> None:
+    done = run(EXAMPLES / "data_parallel.py", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: data_parallel.py [-h] [--out DIR] [STEPS]")
+    assert "mpirun -n 2 python examples/data_parallel.py  " in done.stdout
+
+
+def test_errors_take_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short, file = tmp_path / "short.txt", str(tmp_path / "none.txt")
+    short.write_text("a few words")
+    for name, argv, says in (
+        ("gpt", ["1", file], f"text {file} does not exist"),
+        ("gpt", ["1", str(short)], "needs 65 tokens, got 2"),
+        ("lstm", ["1", str(short)], "needs 544 characters to train on, got 9"),
+        ("cnn", ["1", "--out", str(short / "runs")], "Not a directory"),
+    ):
+        assert script.status(example(name).main, argv) == 2
+        err = capsys.readouterr().err
+        assert "error: " in err
+        assert says in err
+        assert "Traceback" not in err
+
+
+def test_ctrl_c_and_a_reader_that_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(steps: int = 3) -> None:
+        raise KeyboardInterrupt
+
+    def mistaken(steps: int = 3) -> None:
+        raise ValueError("not what a user can mend")
+
+    assert script.status(interrupted, []) == 130
+    assert capsys.readouterr().err.endswith(": interrupted\n")
+    with pytest.raises(ValueError, match="not what a user can mend"):
+        script.status(mistaken, [])
 
 
 @pytest.mark.timeout(300)

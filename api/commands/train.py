@@ -12,6 +12,7 @@ import eggpu as eg
 from eggpu import distributed
 from eggpu.commands.compile import add_profile
 from eggpu.runtime import adapters
+from eggpu.script import INTERRUPTED
 from eggpu.train import (
     BERTConfig,
     DiffusionConfig,
@@ -37,8 +38,6 @@ from eggpu.train import lora as lora_
 from eggpu.train import mlp as mlp_
 from eggpu.train import text as text_
 from eggpu.train.text import Writing
-
-_INTERRUPTED = 130
 
 _GPT_FLAGS = {
     "layers": "transformer blocks",
@@ -316,7 +315,7 @@ def _trained(args: argparse.Namespace, train: Callable[[Run], Result]) -> int:
         raise TrainingError(f"--data-parallel {args.data_parallel} needs as many processes: {came}")
     interrupted = train(_run(args, group)).interrupted
     group.close()
-    return _INTERRUPTED if interrupted else 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _processes() -> int:
