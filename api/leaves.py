@@ -22,6 +22,11 @@ class DeviceStorage:
     type: Type
     buffer: DeviceBuffer
 
+    @property
+    def gone(self) -> bool:
+        """Whether a call has consumed the value."""
+        return self.buffer.donated
+
     def numpy(self) -> np.ndarray:
         """Wait for the value and copy it to NumPy."""
         return self.buffer.device.download(self.buffer, self.type.shape, self.type.dtype.name)

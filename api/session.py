@@ -66,9 +66,9 @@ def synchronize() -> None:
 
 
 def put(value: Any) -> Array:
-    """`value` as an array in device memory."""
+    """`value` as an array in device memory. Raises DonatedError for one that is gone."""
     found = array(value)
-    buffer_of(found, device())
+    _ = buffer_of(found, device()).storage
     return found
 
 
@@ -373,7 +373,7 @@ class _TypeOnly:
     """Stands for a value of which only the type may be asked during tracing."""
 
     def __init__(self, type_: Type) -> None:
-        self.type = type_
+        self.type, self.gone = type_, False
 
     def numpy(self) -> np.ndarray:
         raise TraceError("a traced value was asked for")

@@ -30,6 +30,9 @@ class Storage(Protocol):
     @property
     def type(self) -> Type: ...
 
+    @property
+    def gone(self) -> bool: ...  # whether `numpy` raises, as after a donation
+
     def numpy(self) -> np.ndarray: ...
 
 
@@ -55,7 +58,7 @@ class Array:
     @property
     def node(self) -> Node:
         """The expression; a known value becomes a constant of it."""
-        if self._node is None:
+        if self._node is None or self._gone():
             value = self.numpy()
             self._node = constant(value, dtype(value.dtype))
         return self._node
@@ -86,10 +89,14 @@ class Array:
         return self.type.size
 
     def numpy(self) -> np.ndarray:
-        """The value as a NumPy array; TraceError for a symbolic array."""
-        if self._value is None:
+        """The value as a NumPy array. Raises TraceError for a symbolic array, DonatedError for one
+        that a call has consumed, whether the host had its value or not."""
+        if self._value is None or self._gone():
             self._value = self.storage.numpy() if self.storage is not None else self._compute()
         return self._value
+
+    def _gone(self) -> bool:
+        return self.storage is not None and self.storage.gone
 
     def _compute(self) -> np.ndarray:
         assert self._node is not None
@@ -140,6 +147,8 @@ class Array:
     def __repr__(self) -> str:
         if self._value is None and self.storage is None and self._is_traced():
             return f"Array({self.type}, traced)"
+        if self._gone():
+            return f"Array({self.type}, donated)"
         return f"Array({np.array2string(self.numpy(), threshold=20, separator=', ')}, {self.type})"
 
     def _is_traced(self) -> bool:

@@ -12,6 +12,7 @@ import eggpu as eg
 from eggpu import data, nn, optim
 from eggpu.checkpoints import CheckpointError
 from eggpu.compiler.errors import CompileError, IRError
+from eggpu.runtime import DonatedError
 from eggpu.train import Trainer
 
 X = np.ones((8, 4), np.float32)
@@ -100,3 +101,51 @@ def test_a_loaded_plan_takes_only_its_types(tmp_path: Path) -> None:
 def test_gradients_of_several_results_are_refused(made):
     with pytest.raises(eg.TraceError, match=r"scalar result, got a .*has_aux=True"):
         eg.grad(made)(np.ones(3, np.float32))
+
+
+def _read_before(values: np.ndarray) -> eg.Array:
+    made = eg.put(values)
+    _ = made.numpy()
+    return made
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        eg.array,
+        lambda values: eg.array(values - 1) + 1,
+        eg.put,
+        _read_before,
+        lambda values: eg.compile(lambda x: x * 1.5)(values / 1.5),
+    ],
+    ids=["of the host", "expression", "on the device", "read before", "result"],
+)
+@pytest.mark.parametrize("written", [True, False])
+def test_a_donated_array_is_gone_wherever_its_value_was(made: Any, written: bool) -> None:
+    x = made(np.arange(4, dtype=np.float32))
+    later = x * 3  # holds the value that x had, where the host had it
+    if written:
+        grow = eg.compile(lambda x: x + 1, donate="x", cache=False, name="grow")
+    else:
+        grow = eg.compile(lambda x: x.sum(), donate="x", cache=False, name="grow")
+    result = grow(x)
+    message = "argument 0 of grow was donated to it and holds no value now; use the value that the"
+    for read in (
+        lambda: x.numpy(), lambda: np.asarray(x), lambda: x.tolist(), lambda: x[0], lambda: x + 1,
+        lambda: [*x], lambda: eg.copy(x), lambda: eg.put(x), lambda: eg.array(x).numpy(),
+        lambda: grow(x), lambda: eg.compile(lambda y: y + x, cache=False)(1.0),
+    ):  # fmt: skip
+        with pytest.raises(DonatedError, match=message):
+            _ = read()
+    assert repr(x) == "Array(f32[4], donated)"
+    assert (x.shape, str(x.dtype), len(x)) == ((4,), "f32", 4)
+    assert later.numpy().tolist() == [0, 3, 6, 9]
+    assert np.sum(result.numpy()) == (10 if written else 6)
+
+
+def test_host_memory_of_numpy_stays_readable() -> None:
+    x = np.arange(4, dtype=np.float32)
+    grow = eg.compile(lambda x: x + 1, donate="x", cache=False)
+    assert grow(x).numpy().tolist() == [1, 2, 3, 4]
+    assert grow(x).numpy().tolist() == [1, 2, 3, 4]
+    assert x.tolist() == [0, 1, 2, 3]
