@@ -19,7 +19,7 @@ from .buffers import MOST_FETCHED, DeviceBuffer, Fetched, Slab, Storage
 from .device import Device
 from .errors import KernelError
 from .limits import check_plan
-from .pipelines import Accesses
+from .pipelines import Accesses, has_immediates
 from .places import Arguments, Places, Spot, move
 
 _SPLIT = 4000  # dispatches in one command buffer
@@ -40,12 +40,14 @@ class _Recording:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A kernel with a grid: its place in the plan, its pipeline and the access of its bindings."""
+    """A kernel with a grid: its place in the plan, its pipeline, the access of its bindings and
+    whether it has immediates."""
 
     index: int
     kernel: Kernel
     pipeline: Any
     accesses: Accesses
+    immediates: bool
 
 
 class Executable:
@@ -65,7 +67,13 @@ class Executable:
         live = [(i, k) for i, k in enumerate(plan.kernels) if 0 not in k.grid]
         pipelines = device.pipelines.get([kernel for _, kernel in live])
         self._kernels = [
-            _Prepared(index, kernel, pipeline, tuple(b.access for b in kernel.bindings))
+            _Prepared(
+                index,
+                kernel,
+                pipeline,
+                tuple(b.access for b in kernel.bindings),
+                has_immediates(kernel.wgsl),
+            )
             for (index, kernel), pipeline in zip(live, pipelines)
         ]
         self._kept = _kept_copies(plan)
@@ -228,7 +236,8 @@ class Executable:
             if (p := self._by_number.get(k)) is not None:
                 group = self._group(p, places, rounds)
                 groups[id(group)] = group
-                steps.append((native.handle(p.pipeline), native.handle(group), *p.kernel.grid))
+                handles = native.handle(p.pipeline), native.handle(group)
+                steps.append((*handles, *p.kernel.grid, p.immediates))
         starts = range(0, max(len(steps), 1), _SPLIT)
         parts = [native.in_passes(steps[at : at + _SPLIT]) for at in starts]
         return _Recording(steps, tuple(groups.values()), parts)

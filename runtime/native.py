@@ -28,8 +28,11 @@ lib: Any = _native.lib
 libf: Any = _api.libf
 MAP_READ, MAP_WRITE = 1, 2
 
-# One recorded dispatch: pipeline and bind group handles, then the number of workgroups.
-Step = tuple[Any, Any, int, int, int]
+# One recorded dispatch: pipeline and bind group handles, the number of workgroups, and whether the
+# pipeline has immediates (see `NUMBERS`).
+Step = tuple[Any, Any, int, int, int, bool]
+# What immediates always are: the numbers 0 to 31, u32 (see compiler/codegen/lanes.py).
+NUMBERS = bytes(np.arange(32, dtype=np.uint32).data)
 
 
 class Copy:
@@ -266,10 +269,12 @@ def _record(to: Any, steps: Iterable[Step]) -> None:
     set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
     dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
     null, current = ffi.NULL, None
-    for pipeline, group, x, y, z in steps:
+    for pipeline, group, x, y, z, immediates in steps:
         if pipeline is not current:
             set_pipeline(to, pipeline)
             current = pipeline
+            if immediates:
+                lib.wgpuComputePassEncoderSetImmediates(to, 0, NUMBERS, len(NUMBERS))
         set_bind_group(to, 0, group, 0, null)
         dispatch(to, x, y, z)
 

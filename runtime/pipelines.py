@@ -41,7 +41,8 @@ class Pipelines:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._pipelines: dict[Key, Any] = {}
-        self._layouts: dict[Accesses, tuple[Any, Any]] = {}
+        self._layouts: dict[Accesses, Any] = {}
+        self._pipeline_layouts: dict[tuple[Accesses, bool], Any] = {}
         self._dummies: dict[Accesses, Any] = {}
         self._translations: list[Translation] = []
         self._given: dict[Access, tuple[Any, int, int]] = {}  # what dummies bind
@@ -62,7 +63,15 @@ class Pipelines:
 
     def layout(self, accesses: Accesses) -> Any:
         """The bind-group layout of storage buffers with these accesses."""
-        return self._layout_pair(accesses)[0]
+        with self._device.lock:
+            if accesses not in self._layouts:
+                entries = [
+                    {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, **_LAYOUTS[access]}
+                    for i, access in enumerate(accesses)
+                ]
+                made = self._device.gpu.create_bind_group_layout(entries=entries)
+                self._layouts[accesses] = made
+            return self._layouts[accesses]
 
     def bind(self, accesses: Accesses, ranges: Sequence[tuple[Any, int, int]]) -> Any:
         """A bind group of (wgpu buffer, offset, bytes), or (view of an image, 0, 0)."""
@@ -96,7 +105,8 @@ class Pipelines:
         group = self.bind(accesses, [(b.storage.gpu, 0, b.nbytes) for b in buffers])
         encoder = self._device.gpu.create_command_encoder()
         compute_pass = encoder.begin_compute_pass()
-        native.record(compute_pass, [(native.handle(pipeline), native.handle(group), groups, 1, 1)])
+        step = native.handle(pipeline), native.handle(group), groups, 1, 1, False
+        native.record(compute_pass, [step])
         compute_pass.end()
         with self._device.lock:
             self._device.submit([encoder.finish()])
@@ -107,8 +117,8 @@ class Pipelines:
         return kernel.wgsl, tuple(b.access for b in kernel.bindings), unchecked
 
     def _build(self, missing: dict[Key, Kernel]) -> None:
-        for accesses in {accesses for _, accesses, _ in missing}:
-            self._layout_pair(accesses)
+        for wgsl, accesses, _ in missing:
+            self._pipeline_layout(accesses, has_immediates(wgsl))
         workers = min(len(missing), os.cpu_count() or 1, 16)
         with ThreadPoolExecutor(workers, thread_name_prefix="eggpu-compile") as threads:
             built = threads.map(self._compile_kernel, missing, missing.values())
@@ -129,7 +139,7 @@ class Pipelines:
                 module = gpu.create_shader_module(code=wgsl, label=name)
             pipeline = gpu.create_compute_pipeline(
                 label=name,
-                layout=self._layout_pair(accesses)[1],
+                layout=self._pipeline_layout(accesses, has_immediates(wgsl)),
                 compute={"module": module, "entry_point": "main"},
             )
         except wgpu.GPUError as error:
@@ -138,18 +148,15 @@ class Pipelines:
             self._device.counters.pipelines_compiled += 1
         return pipeline
 
-    def _layout_pair(self, accesses: Accesses) -> tuple[Any, Any]:
+    def _pipeline_layout(self, accesses: Accesses, immediates: bool) -> Any:
+        key = accesses, immediates
         with self._device.lock:
-            if accesses not in self._layouts:
-                gpu = self._device.gpu
-                entries = [
-                    {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, **_LAYOUTS[access]}
-                    for i, access in enumerate(accesses)
-                ]
-                group = gpu.create_bind_group_layout(entries=entries)
-                whole = gpu.create_pipeline_layout(bind_group_layouts=[group])
-                self._layouts[accesses] = group, whole
-            return self._layouts[accesses]
+            if key not in self._pipeline_layouts:
+                self._pipeline_layouts[key] = self._device.gpu.create_pipeline_layout(
+                    bind_group_layouts=[self.layout(accesses)],
+                    immediate_size=len(native.NUMBERS) if immediates else 0,
+                )
+            return self._pipeline_layouts[key]
 
     def translate(self, key: Key) -> int | None:
         """Makes lavapipe translate a kernel to machine code now, not when it first runs.
@@ -160,7 +167,7 @@ class Pipelines:
         encoder = self._device.gpu.create_command_encoder()
         compute_pass = encoder.begin_compute_pass()
         group = self._dummy_group(key[1])
-        step = native.handle(self._pipelines[key]), native.handle(group), 0, 1, 1
+        step = native.handle(self._pipelines[key]), native.handle(group), 0, 1, 1, False
         native.record(compute_pass, [step])
         compute_pass.end()
         try:
@@ -203,6 +210,11 @@ class Pipelines:
                 made = self._device.gpu.create_buffer(size=_DUMMY_BYTES, usage=usage)
                 self._given[access] = (made, 0, _DUMMY_BYTES)
         return self._given[access]
+
+
+def has_immediates(wgsl: str) -> bool:
+    """Whether a kernel reads `native.NUMBERS`."""
+    return "var<immediate>" in wgsl
 
 
 def _uneven(side: int) -> int:

@@ -20,6 +20,7 @@ from ..schedule.images import row_width
 from ..schedule.kernel import Stored
 from ..schedule.selection import stored_base
 from ..types import DType, u32
+from . import lanes
 from .expression import expression, loaded, quad_access, scalar_access, sum_text
 from .wgsl import cast, literal, storage_type, wgsl_type
 
@@ -58,6 +59,7 @@ class Access:
     single: bool = False  # some load is of single elements
     reused: bool = False  # vec4s of it are loaded several times
     kept: bool = False  # it is an argument that hardly changes
+    paired: bool = False  # lanes store it in pairs
     # flat indexes, and the pass in which they stand
     at: list[tuple[Index, int]] = field(default_factory=list[tuple[Index, int]])
 
@@ -69,7 +71,7 @@ class Emitter:
     def __init__(self, writes: Sequence[Stored], memory: dict[Node, Stored]) -> None:
         self.memory = memory
         self.blocks = [Block()]
-        self.accesses = [Access(w, *_type(w)) for w in writes]
+        self.accesses = [Access(w, *stored_type(w)) for w in writes]
         self.outputs = len(writes)
         self.bound: dict[Node, Value] = {}  # values of anchors: reductions and products
         self.place: Callable[[Node], tuple[Index, ...] | None] = lambda node: None
@@ -79,6 +81,7 @@ class Emitter:
         self.sharing = False  # equal texts are one value
         self.fours = False  # neighbours that are loaded one by one are parts of a vec4
         self.functions: dict[str, str] = {}
+        self.lanes: lanes.Lanes | None = None  # that store one after the other
         self._names = 0
         self._reads: dict[Node, int] = {}
 
@@ -406,7 +409,7 @@ class Emitter:
     def _read(self, node: Node) -> Access:
         if node not in self._reads:
             self._reads[node] = len(self.accesses)
-            self.accesses.append(Access(self.memory[node], *_type(self.memory[node])))
+            self.accesses.append(Access(self.memory[node], *stored_type(self.memory[node])))
         return self.accesses[self._reads[node]]
 
     def _clamped(self, flat: Index, access: Access) -> Index:
@@ -449,7 +452,10 @@ class Emitter:
             )
         elif dtype.name == "f16":
             text = f"vec4<f16>({text})" if vector else f"f16({text})"
-        if not vector:
+        places = self.lanes.places(flat, LANE) if self.lanes and access.paired else None
+        if places is not None:
+            lanes.store(self, k, places, Value(text, vector=True))
+        elif not vector:
             self.line(f"{scalar_access(k, self.index(flat).text)} = {text};")
         elif aligned(flat, access.size) and access.vector:
             at = self.index(
@@ -523,7 +529,8 @@ def aligned(flat: Index, size: int) -> bool:
     return size % 4 == 0 and flat.coefficient(LANE) == 1 and (flat - V).divisible(4)
 
 
-def _type(stored: Stored) -> tuple[str, int]:
+def stored_type(stored: Stored) -> tuple[str, int]:
+    """The type and the number of its elements."""
     if isinstance(stored, Node):
         return stored.dtype.name, stored.type.size
     return stored.dtype, stored.size

@@ -26,6 +26,8 @@ _TURNS = 16  # rows that lanes have one after the other, so that operands of col
 _FEWEST = 4  # lanes of a row, or each lane has a row of its own
 _EACH = 2  # steps of a lane that sharing rows is worth
 _FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
+_WRITTEN = 32  # vec4s that each lane stores one after the other, or kernels take long to translate
+_ABREAST = 4  # subgroups of a workgroup that do so
 _UNROLL = 4  # steps of a loop on a gpu that are under way together
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
 _SEQUENTIAL = 4096  # steps that one invocation does sooner than two kernels more
@@ -39,7 +41,8 @@ class Geometry:
     """R rows a workgroup, T threads a row, S segments of a row; a step is one element or one vec4.
 
     On a CPU the lanes of a subgroup share rows where elements of a row lie together: T lanes a row,
-    R rows one after the other. Otherwise an invocation takes `unroll` steps of a row at a time, or
+    R rows one after the other; if they store one after the other (see `lanes`), all is written out,
+    and the R rows are `copies`. Otherwise an invocation takes `unroll` steps of a row at a time, or
     has `copies` rows, `lanes` units apart: whole cache lines are used at once, which counts where
     rows lie a power of two apart and compete for places in the cache. On a GPU `unroll` steps, T
     apart, are under way at a time.
@@ -59,6 +62,7 @@ class Geometry:
     copies: int = 1
     lanes: int = _LANES  # invocations that a CPU runs together
     shared: bool = False  # lanes of a CPU have a row together
+    abreast: int = 0  # subgroups of a workgroup, if lanes store one after the other
 
     @property
     def rows(self) -> int:
@@ -177,6 +181,21 @@ def _shared(g: Geometry) -> Geometry:
         g = replace(g, unroll=_UNROLL if even else 1)
         turns = min(turns, max(1, _SEQUENTIAL // g.trips))
     return replace(g, R=turns)
+
+
+def in_turn(g: Geometry, outputs: int) -> Geometry | None:
+    """The same with lanes that store `outputs` values of each element one after the other; None
+    where that cannot be, or is too much text."""
+    written = outputs * g.trips
+    if not (g.shared and g.inline and g.wide and 0 < written <= _WRITTEN):
+        return None
+    if g.tail or g.steps % g.T or g.T < 2 or g.units % g.members:
+        return None
+    tiles = g.units // g.members
+    fits = [n for n in (16, 8, 4, 2, 1) if n * written <= _WRITTEN and tiles % n == 0]
+    rows = next((n for n in fits if tiles // n >= _LEAST_GROUPS), 1)
+    abreast = next(n for n in (_ABREAST, 2, 1) if tiles // rows % n == 0)
+    return replace(g, R=rows, copies=rows, abreast=abreast)
 
 
 def _whole_lines(g: Geometry) -> Geometry:

@@ -13,8 +13,9 @@ from ..ops.reduce import COMBINES, Combine, Reduce
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.space import Analysis, Space, turned
 from ..schedule.tile import fold
-from .emitter import Emitter, V, Value
+from .emitter import LANE, Emitter, V, Value, aligned
 from .geometry import Geometry
+from .lanes import FEATURES, Lanes, digits
 from .source import Job, finish
 from .wgsl import literal, suffix, wgsl_type
 
@@ -139,6 +140,9 @@ class _RowKernel:
     def _shared_rows(self) -> None:
         """Lanes of a CPU that have rows together, one after the other."""
         g, em = self.g, self.em
+        if g.abreast:
+            self._rows_in_turn()
+            return
         tile = em.variable("tile", g.workgroups)
         self.thread = em.variable("thread", g.T, f"lane % {g.T}u")
         member = em.variable("member", g.members, f"lane / {g.T}u")
@@ -148,6 +152,25 @@ class _RowKernel:
             unit = (tile * g.R + turn) * g.members + member
             self._set_rows([self._inside(unit, g.units % (g.R * g.members) != 0)])
             self._passes()
+
+    def _rows_in_turn(self) -> None:
+        """The same, written out, with lanes that store one after the other."""
+        g, em = self.g, self.em
+        tile = em.variable("tile", g.workgroups)
+        self.thread = em.variable("thread", g.T, f"lane % {g.T}u")
+        member = em.variable("member", g.members, f"lane / {g.T}u")
+        same = em.variable("same", g.workgroups, "shared_number(tile)")
+        each = [
+            {"tile": same, "thread": index(lane % g.T), "member": index(lane // g.T)}
+            for lane in range(g.lanes)
+        ]
+        em.lanes = Lanes(tuple(each))
+        self._set_rows([(tile * g.R + c) * g.members + member for c in range(g.R)])
+        self.position = self.thread * 4 + V
+        for access, output in zip(em.accesses, self.full, strict=False):
+            flat = self._flat(self._space(output))
+            access.paired = aligned(flat, access.size) and em.lanes.places(flat, LANE) is not None
+        self._passes()
 
     def _inside(self, unit: Index, guarded: bool) -> Index:
         """A row that there is; with `guarded`, one may be asked for that there is not."""
@@ -427,7 +450,10 @@ class _RowKernel:
         g, target = self.g, self.job.target
         for access in self.em.accesses:
             passes = len({phase for _, phase in access.at})
-            access.reused &= access.size * passes >= _WORTH_A_COPY
+            # of columns, each of the tiles that lanes have reads all
+            shared = g.abreast and all("tile" not in at.variables for at, _ in access.at)
+            read = access.size * passes * (g.workgroups if shared else 1)
+            access.reused &= read >= _WORTH_A_COPY
         if g.shared:
             return self._finish_shared()
         if target.kind == "cpu":
@@ -467,9 +493,12 @@ class _RowKernel:
 
     def _finish_shared(self) -> KernelSource:
         g, job = self.g, self.job
-        grid = fold(g.workgroups, job.target.max_groups)
+        abreast = g.abreast or 1
+        grid = fold(g.workgroups // abreast, job.target.max_groups)
         trees = [tree[:3] for tree in self.trees.values()]
         values = {"tiles": g.workgroups, "width": grid[0], "L": g.lanes, "T": g.T, "trees": trees}
-        values |= {"body": self.em.text, "surplus": grid[0] * grid[1] > g.workgroups}
-        template, features = "rows_cpu.wgsl.j2", ("subgroup",) if g.T > 1 else ()
-        return finish(job, self.em, template, values, grid, (g.lanes, 1, 1), features=features)
+        values |= {"G": abreast, "digits": digits(g.workgroups) if g.abreast else 0}
+        values |= {"body": self.em.text, "surplus": grid[0] * grid[1] * abreast > g.workgroups}
+        features = FEATURES if g.abreast else ("subgroup",) if g.T > 1 else ()
+        template, size = "rows_cpu.wgsl.j2", (g.lanes * abreast, 1, 1)
+        return finish(job, self.em, template, values, grid, size, features=features)

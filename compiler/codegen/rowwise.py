@@ -11,9 +11,10 @@ from ..ops.reduce import Reduce
 from ..schedule.kernel import KernelSource, Scratch, Stored
 from ..schedule.selection import Group
 from ..schedule.space import Analysis, analyze
-from ..schedule.target import Target
 from .elementwise import lower_elementwise
-from .geometry import Geometry, fits, geometry, other_geometry, split, worthwhile
+from .emitter import stored_type
+from .geometry import Geometry, fits, geometry, in_turn, other_geometry, split, worthwhile
+from .lanes import can_store
 from .rewrite import partial_input, replaced, summed
 from .rowkernel import row_kernel
 from .source import Job
@@ -29,7 +30,7 @@ def lower_rows(job: Job, analysis: Analysis) -> list[KernelSource]:
     if analysis.columns:
         return _rows_then_columns(job, analysis)
     passes = _passes(analysis)
-    ways = _ways(analysis, job.target, passes)
+    ways = _ways(job, analysis, passes)
     if "staged" in job.hints:
         staged = bool(job.hints["staged"])
         ways = [g for g in ways if (g is None) == staged] or [None]
@@ -37,11 +38,16 @@ def lower_rows(job: Job, analysis: Analysis) -> list[KernelSource]:
     return [row_kernel(job, analysis, whole)] if whole else _staged(job, analysis)
 
 
-def _ways(a: Analysis, target: Target, passes: int) -> list[Geometry | None]:
+def _ways(job: Job, a: Analysis, passes: int) -> list[Geometry | None]:
     """How one kernel may run over the rows, or None for two a reduction, the best first."""
+    target = job.target
     whole = geometry(a.pattern, target, passes=passes)
     both = [whole, other_geometry(a.pattern, target, passes)]
     found: list[Geometry | None] = [g for g in both if g and fits(g, passes, target)]
+    full = [job.held_by(o) for o in a.group.outputs if _is_full(o, a)]
+    if full and can_store(target, [stored_type(o) for o in full]):
+        turns = [in_turn(g, len(full)) for g in found if g]
+        found = [g for g in turns if g] + found
     staged = not worthwhile(whole, passes, target) or not fits(whole, passes, target)
     return [None, *found] if staged else [*found[:1], None, *found[1:]]
 

@@ -21,6 +21,7 @@ from ..schedule.target import Target
 from ..types import DTYPES
 from .emitter import Access, Emitter
 from .expression import spell
+from .lanes import ELEMENT
 from .wgsl import literal, storage_type
 
 Choice = TypeVar("Choice")
@@ -128,7 +129,8 @@ def _elements(target: Target, accesses: Sequence[Access], outputs: int) -> tuple
             single = a.single or a.size % 4
             found.append(("image1" if single else "image4") + ("u" if a.dtype == "u32" else ""))
         else:
-            found.append("atomic<u32>" if a.atomic else storage_type(a.dtype, a.vector))
+            plain = ELEMENT if a.paired else storage_type(a.dtype, a.vector)
+            found.append("atomic<u32>" if a.atomic else plain)
     return tuple(found)
 
 

@@ -53,7 +53,8 @@ def mergeable(text: str) -> bool:
     """Whether a text is of a form that can be one part of several."""
     main = _MAIN.search(text)
     known = {"global_invocation_id", "workgroup_id", "local_invocation_index"}
-    return main is not None and {b for b, _ in _BUILTIN.findall(main[1])} <= known
+    alone = "var<immediate>" in text  # what its lanes share, they share outside of all conditions
+    return main is not None and not alone and {b for b, _ in _BUILTIN.findall(main[1])} <= known
 
 
 @dataclass(slots=True)
