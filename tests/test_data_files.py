@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
+import signal
 import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +189,123 @@ def test_errors_come_where_their_batch_would_and_the_thread_ends() -> None:
     assert list(early) == []
 
 
+class Noted:
+    """Sets an event for each batch that is asked for; batch `slow` waits to be let through."""
+
+    def __init__(self, slow: int = -1) -> None:
+        self.slow, self.let = slow, threading.Event()
+        self.asked = [threading.Event() for _ in range(50)]
+
+    def __getitem__(self, i: int) -> Any:
+        self.asked[i].set()
+        if i == self.slow:
+            assert self.let.wait(30)
+        return (np.array([i]),)
+
+
+def test_the_next_batches_are_made_while_one_is_worked_on() -> None:
+    source = Noted()
+    with data.Prefetch(source, depth=2) as ahead:
+        next(ahead)
+        for i in (1, 2, 3):  # two that wait, and one that has no place yet
+            assert source.asked[i].wait(30)
+        assert not source.asked[4].wait(0.05)
+        next(ahead)
+        assert source.asked[4].wait(30)
+
+
+def test_reading_goes_on_exactly_at_a_position() -> None:
+    source = data.Batches(pairs(), 3, seed=1, change=lambda b, g: (b[0] + g.random(), b[1]))
+    with data.Prefetch(source, 1, 12) as whole:
+        want = [b[0].tolist() for b in whole]
+    with data.Prefetch(source, 1, 12) as first:
+        found = [next(first)[0].tolist() for _ in range(4)]
+    assert first.position == 5
+    with data.Prefetch(source, first.position, 12) as rest:
+        found += [b[0].tolist() for b in rest]
+    assert (found, rest.position) == (want, 12)
+
+
+def test_a_reader_that_waits_is_let_go_when_another_thread_closes() -> None:
+    source = Noted(slow=0)
+    ahead, got = data.Prefetch(source), []
+    reader = threading.Thread(target=lambda: got.extend(ahead))
+    reader.start()
+    assert source.asked[0].wait(30)
+    closer = threading.Thread(target=ahead.close)
+    closer.start()
+    source.let.set()
+    for thread in (closer, reader):
+        thread.join(30)
+        assert not thread.is_alive()
+    ahead.close()  # once more does nothing
+    assert len(got) <= 1
+
+
+def test_the_thread_ends_when_nobody_can_read_from_it_any_more() -> None:
+    ahead = data.Prefetch(Noted())
+    next(ahead)
+    thread = ahead._thread
+    del ahead
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+LOOP = """
+import contextlib, sys, time
+from eggpu import data
+
+class Source:
+    def __getitem__(self, i):
+        if i == 8:
+            {at}
+        return (i,)
+
+with {way} as ahead:
+    for (i,) in ahead:
+        print(i, flush=True)
+        if i == 5:
+            {then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "then", "status"),
+    [
+        ("pass", "break", 0),
+        ("time.sleep(100)", "sys.exit(7)", 7),
+        ("raise ValueError('batch 8')", "pass", 1),
+    ],
+)
+def test_python_ends_at_once_with_a_thread_at_work(at: str, then: str, status: int) -> None:
+    left = "contextlib.nullcontext(data.Prefetch(Source(), depth=1))"
+    script = LOOP.format(at=at, then=then, way=left)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.returncode == status, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[-1:] == (["ValueError: batch 8"] if status == 1 else [])
+
+
+@pytest.mark.parametrize("at", ["time.sleep(100)", "pass"])
+def test_ctrl_c_ends_the_wait_for_a_batch(at: str) -> None:
+    then = "pass" if at != "pass" else "time.sleep(100)"
+    script = LOOP.format(at=at, then=then, way="data.Prefetch(Source(), depth=1)")
+    work = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert work.stdout is not None
+    while (line := work.stdout.readline().strip()) != ("5" if at == "pass" else "7"):
+        assert line
+    time.sleep(0.2)
+    work.send_signal(signal.SIGINT)
+    _, error = work.communicate(timeout=20)
+    assert work.returncode == -signal.SIGINT, error
+    assert error.splitlines()[-1] == "KeyboardInterrupt"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -191,6 +313,7 @@ def test_errors_come_where_their_batch_would_and_the_thread_ends() -> None:
         (lambda: data.Batches((np.zeros(3), np.zeros(4)), 1), "arrays of one length, got 3, 4"),
         (lambda: data.TokenBatches(np.zeros(8, np.int32), 1, 8), "needs 9 tokens, got 8"),
         (lambda: data.write_tokens("unused", [5], 5), "from 0 to 4, got 5 to 5"),
+        (lambda: data.Prefetch(Failing(), depth=0), "a depth of 1 or more batches, got 0"),
         (lambda: data.ImageFolder("missing"), "image folder missing does not exist"),
     ],
 )

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,21 +42,26 @@ def run(out: Path, steps: int | None = 20, **changes: Any) -> Run:
     return dataclasses.replace(Run(out, steps, log_every=5, eval_every=10), **changes)
 
 
+class Watched(Task):
+    """A task that does something before each step."""
+
+    before: Callable[[int], None]
+
+    def advance(self, i: int, total: float) -> Any:
+        self.before(i)
+        return super().advance(i, total)
+
+
 @pytest.fixture
 def task() -> Callable[..., Task]:
-    """A small task whose batch(i) may do something first."""
+    """A small task that may do something before step i."""
     digits = data.digits()
 
     def make(before: Callable[[int], None] = lambda i: None) -> Task:
         made = mlp._task(MLPConfig(hidden=8, batch=16), digits, Run(Path("unused")))
-        batch = made.batch
-
-        def watched(i: int) -> Any:
-            before(i)
-            return batch(i)
-
-        made.batch = watched
-        return made
+        out = Watched(**{f.name: getattr(made, f.name) for f in dataclasses.fields(made)})
+        out.before = before
+        return out
 
     return make
 
@@ -134,6 +140,42 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, task: Any) -> 
     for name, value in nn.named_parameters(result.model).items():
         np.testing.assert_array_equal(value.numpy(), names[name].numpy(), err_msg=name)
     assert result.valid == whole.valid
+
+
+def test_batches_are_made_ahead_on_a_thread_that_ends(tmp_path: Path, task: Any) -> None:
+    made, seen, watched = threading.Event(), [], task()
+    batch, threads = watched.batch, threading.active_count()
+
+    def noted(i: int) -> Any:
+        seen.append((i, threading.current_thread() is threading.main_thread()))
+        if i == 4:
+            made.set()
+        return batch(i)
+
+    def before(i: int) -> None:
+        assert i != 2 or made.wait(30)  # the batch of step 4 is made before step 2
+
+    watched.batch, watched.before = noted, before
+    loop.fit(watched, run(tmp_path, 6), progress.Quiet())
+    assert [i for i, _ in seen[:6]] == [0, 1, 2, 3, 4, 5]
+    assert not any(main for _, main in seen)
+    assert threading.active_count() == threads
+
+
+def test_an_error_of_a_batch_comes_at_its_step(tmp_path: Path, task: Any) -> None:
+    watched, threads = task(), threading.active_count()
+    batch, steps = watched.batch, []
+
+    def missing(i: int) -> Any:
+        if i == 3:
+            raise OSError("file of batch 3 is missing")
+        return batch(i)
+
+    watched.batch, watched.before = missing, steps.append
+    with pytest.raises(OSError, match="file of batch 3 is missing"):
+        loop.fit(watched, run(tmp_path), progress.Quiet())
+    assert steps == [0, 1, 2, 3]
+    assert threading.active_count() == threads
 
 
 def test_a_second_ctrl_c_interrupts_at_once(tmp_path: Path, task: Any) -> None:

@@ -63,7 +63,7 @@ class Batches:
         if not 1 <= size <= len(self.data):
             raise DataError(f"a batch needs 1 to {len(self.data)} examples, got {size}")
         self.size, self.seed, self.shuffle, self.change = size, seed, shuffle, change
-        self._epoch, self._order = -1, np.arange(len(self.data))
+        self._held = -1, np.arange(len(self.data))  # an epoch and its order
 
     def __len__(self) -> int:
         return len(self.data) // self.size
@@ -77,12 +77,12 @@ class Batches:
         return self.change(batch, np.random.default_rng((self.seed, i, 1)))
 
     def _ordered(self, epoch: int) -> np.ndarray:
-        if not self.shuffle:
-            return self._order
-        if epoch != self._epoch:
+        held, order = self._held  # as one: another thread may be in another epoch
+        if self.shuffle and held != epoch:
             generator = np.random.default_rng((self.seed, epoch))
-            self._epoch, self._order = epoch, generator.permutation(len(self.data))
-        return self._order
+            order = generator.permutation(len(self.data))
+            self._held = epoch, order
+        return order
 
 
 def in_order(data: Sequence[np.ndarray] | Rows, size: int) -> list[Batch]:

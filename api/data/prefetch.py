@@ -4,47 +4,44 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, Protocol
 
-from eggpu.data.batches import Batch, Source
+from eggpu.data.batches import Batch
+from eggpu.data.errors import DataError
+
+_LOOK = 0.5  # seconds after which a thread that nobody reads from looks whether it is wanted
+
+
+class Numbered(Protocol):
+    """Batches by number; every Source is one."""
+
+    def __getitem__(self, i: int, /) -> Batch: ...
 
 
 class Prefetch:
     """Batches `start`, `start + 1`, ... up to `stop` of a source, `depth` of them made ahead.
 
-    An error of the source is raised where its batch would have come. Close it (or leave the `with`
-    block) to end the thread.
+    They come in their order, whatever the thread is at. `position` is the number of the next one:
+    as `start` of another Prefetch it goes on exactly there. An error of the source is raised where
+    its batch would have come. Close it (or leave the `with` block) to end the thread, which also
+    ends when nothing refers to this object any more, and with Python.
     """
 
     def __init__(
-        self, source: Source, start: int = 0, stop: int | None = None, depth: int = 2
+        self, source: Numbered, start: int = 0, stop: int | None = None, depth: int = 2
     ) -> None:
-        self._source, self._start, self._stop = source, start, stop
-        self._made: queue.Queue[Any] = queue.Queue(max(1, depth))
+        if depth < 1:
+            raise DataError(f"reading ahead needs a depth of 1 or more batches, got {depth}")
+        self.position = start
+        self._made: queue.Queue[Any] = queue.Queue(depth)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._make, name="eggpu-prefetch", daemon=True)
+        work = source, start, stop, self._made, self._closing  # not self: it may be dropped
+        self._thread = threading.Thread(target=_make, args=work, name="eggpu-prefetch", daemon=True)
+        weakref.finalize(self, self._closing.set)
         self._thread.start()
-
-    def _make(self) -> None:
-        i = self._start
-        while not self._closing.is_set() and (self._stop is None or i < self._stop):
-            try:
-                made: Any = self._source[i]
-            except BaseException as error:  # noqa: BLE001  raised again by the reader
-                self._offer(error)
-                return
-            self._offer(made)
-            i += 1
-        self._offer(StopIteration())
-
-    def _offer(self, made: Any) -> None:
-        while not self._closing.is_set():
-            try:
-                self._made.put(made, timeout=0.05)
-            except queue.Full:
-                continue
-            return
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -56,15 +53,49 @@ class Prefetch:
         if isinstance(made, BaseException):
             self.close()
             raise made
+        self.position += 1
         return made
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, after the batch that it is at; one that waits for a batch gets none."""
         self._closing.set()
+        self._drop()
         self._thread.join()
+        self._drop()
+        self._made.put_nowait(StopIteration())
+
+    def _drop(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._made.get_nowait()
 
     def __enter__(self) -> Prefetch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        if error[0] is KeyboardInterrupt:  # at once: the thread ends by itself after its batch
+            self._closing.set()
+        else:
+            self.close()
+
+
+def _make(
+    source: Numbered, i: int, stop: int | None, made: queue.Queue[Any], closing: threading.Event
+) -> None:
+    """What the thread does."""
+    while not closing.is_set() and (stop is None or i < stop):
+        try:
+            batch: Any = source[i]
+        except BaseException as error:  # noqa: BLE001  raised again by the reader
+            _offer(error, made, closing)
+            return
+        _offer(batch, made, closing)
+        i += 1
+    _offer(StopIteration(), made, closing)
+
+
+def _offer(one: Any, made: queue.Queue[Any], closing: threading.Event) -> None:
+    while not closing.is_set():
+        with suppress(queue.Full):
+            made.put(one, timeout=_LOOK)
+            return

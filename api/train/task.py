@@ -13,11 +13,24 @@ import numpy as np
 import eggpu as eg
 from eggpu import nn, optim
 from eggpu.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+from eggpu.data import Prefetch
 from eggpu.distributed import DataParallel, Group
 from eggpu.nn import StateError
 from eggpu.train.run import Run, TrainingError
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets
+
+_AHEAD = 2  # batches made on a thread
+
+
+class _Numbered:
+    """Batches of a function as a source."""
+
+    def __init__(self, batch: Callable[[int], Any]) -> None:
+        self._batch = batch
+
+    def __getitem__(self, i: int) -> Any:
+        return self._batch(i)
 
 
 @dataclass(slots=True)
@@ -34,16 +47,23 @@ class Task:
     unit: str
     start: int = 0
     group: Group = field(default_factory=Group)
+    ahead: Prefetch | None = None  # in training: the batches of the next steps
 
     def advance(self, i: int, total: float) -> eg.Array:
-        """Step i of `total`; the loss before it, not waited for."""
-        arguments = self.arguments(i, total)
+        """Step i of `total`, which follows the one before; its loss, not waited for."""
+        assert self.ahead is not None
+        assert self.ahead.position == i
+        arguments = self.given(i, next(self.ahead), total)
         self.model, self.state, loss = self.step(self.model, self.state, *arguments)
         return loss
 
     def arguments(self, i: int, total: float) -> tuple[Any, ...]:
         """What step i takes besides model and state."""
-        return (*self.batch(i), np.float32(total))
+        return self.given(i, self.batch(i), total)
+
+    def given(self, i: int, batch: Any, total: float) -> tuple[Any, ...]:
+        """What step i takes with this batch."""
+        return (*batch, np.float32(total))
 
     @property
     def stopping(self) -> bool:
@@ -81,10 +101,12 @@ class Task:
         return TrainingError(f"the loss is {loss} at step {step}: try a lower --lr{where}")
 
     def __enter__(self) -> Self:
+        self.ahead = Prefetch(_Numbered(self.batch), self.start, depth=_AHEAD)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Training has ended."""
+        if self.ahead is not None:
+            self.ahead.__exit__(*error)
 
     @property
     def compiled(self) -> str:

@@ -14,7 +14,7 @@ import eggpu as eg
 from eggpu import nn
 from eggpu.checkpoints import load_checkpoint, save_checkpoint
 from eggpu.compiler import pytree
-from eggpu.data import Batch, Prefetch, Source
+from eggpu.data import Batch, Source
 from eggpu.distributed import DataParallel, Group, share
 from eggpu.optim import Optimizer, Scaled, ScaledState, scaled
 from eggpu.runtime import Device
@@ -24,8 +24,6 @@ from eggpu.train.nans import first_not_finite
 from eggpu.train.progress import Display, display
 from eggpu.train.run import Result, Run, TrainingError
 from eggpu.train.task import Task
-
-_AHEAD = 2  # batches made on a thread
 
 
 class Trainer:
@@ -168,19 +166,6 @@ def training_step(loss: Callable[..., Any], optimizer: Optimizer, seed: int) -> 
     return step
 
 
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """The batches as one process sees them."""
-
-    trainer: Trainer
-
-    def __getitem__(self, i: int) -> Batch:
-        return self.trainer.part(i)
-
-    def __len__(self) -> int:
-        return len(self.trainer.batches)
-
-
 def _evaluation(means: Mapping[str, Callable[..., Any]]) -> Any:
     def evaluate(model: Any, batch: Any) -> dict[str, Any]:
         found = {name: function(model, *batch) for name, function in means.items()}
@@ -195,32 +180,20 @@ class _TrainerTask(Task):
 
     trainer: Trainer = field(kw_only=True)
     run: Run = field(kw_only=True)
-    ahead: Prefetch | None = None
     safe: Path | None = None  # the last checkpoint
 
     def __enter__(self) -> Self:
-        self.ahead = Prefetch(_Shares(self.trainer), self.start, depth=_AHEAD)
         self.safe = self.run.resume
         if self.safe is None:
             self.save(self.run.checkpoint, 0)
         for callback in self.trainer.told:
             callback.begin(self._moment(self.start))
+        Task.__enter__(self)
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self.ahead is not None:
-            self.ahead.close()
-
-    def advance(self, i: int, total: float) -> eg.Array:
-        """Step i with the next batch."""
-        assert self.ahead is not None
-        batch = next(self.ahead)
-        self.model, self.state, loss = self.step(self.model, self.state, self.number(i), batch)
-        return loss
-
-    def arguments(self, i: int, total: float) -> tuple[Any, ...]:
+    def given(self, i: int, batch: Any, total: float) -> tuple[Any, ...]:
         """The step's number and batch."""
-        return self.number(i), self.batch(i)
+        return self.number(i), batch
 
     def number(self, i: int) -> Any:
         """What random numbers of step i come from: another number in each part of the batch."""
@@ -290,6 +263,8 @@ class _TrainerTask(Task):
             return TrainingError(f"{what}; the last checkpoint is {self.safe}; {hint}")
         tree = {"model": self.model, "state": self.state}
         tree, metadata = load_checkpoint(self.safe, tree)
+        if self.ahead is not None:  # the same batches again, from one thread at a time
+            self.ahead.close()
         found = self._replay(tree["model"], tree["state"], metadata.step, step)
         return TrainingError(f"{what}; {found}; the last checkpoint is {self.safe}")
 
