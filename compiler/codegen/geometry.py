@@ -27,6 +27,7 @@ _FEWEST = 4  # lanes of a row, or each lane has a row of its own
 _EACH = 2  # steps of a lane that sharing rows is worth
 _FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
 _WRITTEN = 32  # vec4s that each lane stores one after the other, or kernels take long to translate
+_WORTH = 16  # the same where rows one after the other have nothing to share
 _ABREAST = 4  # subgroups of a workgroup that do so
 _UNROLL = 4  # steps of a loop on a gpu that are under way together
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
@@ -183,16 +184,17 @@ def _shared(g: Geometry) -> Geometry:
     return replace(g, R=turns)
 
 
-def in_turn(g: Geometry, outputs: int) -> Geometry | None:
+def in_turn(g: Geometry, outputs: int, columns: bool) -> Geometry | None:
     """The same with lanes that store `outputs` values of each element one after the other; None
-    where that cannot be, or is too much text."""
+    where that cannot be, or is too much text. `columns`: rows read values that they share."""
     written = outputs * g.trips
     if not (g.shared and g.inline and g.wide and 0 < written <= _WRITTEN):
         return None
     if g.tail or g.steps % g.T or g.T < 2 or g.units % g.members:
         return None
     tiles = g.units // g.members
-    fits = [n for n in (16, 8, 4, 2, 1) if n * written <= _WRITTEN and tiles % n == 0]
+    most = _WRITTEN if columns else _WORTH
+    fits = [n for n in (16, 8, 4, 2, 1) if n * written <= most and tiles % n == 0]
     rows = next((n for n in fits if tiles // n >= _LEAST_GROUPS), 1)
     abreast = next(n for n in (_ABREAST, 2, 1) if tiles // rows % n == 0)
     return replace(g, R=rows, copies=rows, abreast=abreast)

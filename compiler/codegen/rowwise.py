@@ -46,7 +46,8 @@ def _ways(job: Job, a: Analysis, passes: int) -> list[Geometry | None]:
     found: list[Geometry | None] = [g for g in both if g and fits(g, passes, target)]
     full = [job.held_by(o) for o in a.group.outputs if _is_full(o, a)]
     if full and can_store(target, [stored_type(o) for o in full]):
-        turns = [in_turn(g, len(full)) for g in found if g]
+        columns = any(n.shape and n.shape[-1] > 1 and n.type.size < a.size for n in job.memory)
+        turns = [in_turn(g, len(full), columns) for g in found if g]
         found = [g for g in turns if g] + found
     staged = not worthwhile(whole, passes, target) or not fits(whole, passes, target)
     return [None, *found] if staged else [*found[:1], None, *found[1:]]
