@@ -3,6 +3,7 @@ do it all."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ..index import Index, flatten, unflatten
@@ -26,8 +27,9 @@ _TURNS = 16  # rows that lanes have one after the other, so that operands of col
 _FEWEST = 4  # lanes of a row, or each lane has a row of its own
 _EACH = 2  # steps of a lane that sharing rows is worth
 _FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
-_WRITTEN = 32  # vec4s that each lane stores one after the other, or kernels take long to translate
-_WORTH = 16  # the same where rows one after the other have nothing to share
+# vec4s of a lane, where lanes store one after the other: of a row, or kernels take seconds to
+# translate; of several rows that share something, and of rows that do not
+_WRITTEN, _WORTH, _ALONE = 64, 32, 16
 _ABREAST = 4  # subgroups of a workgroup that do so
 _UNROLL = 4  # steps of a loop on a gpu that are under way together
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
@@ -109,7 +111,15 @@ class Geometry:
 
     @property
     def inline(self) -> bool:
-        most = INLINE_WIDEST if self.T == WIDEST else _HELD if self.shared else INLINE
+        most = (
+            INLINE_WIDEST
+            if self.T == WIDEST
+            else _WRITTEN
+            if self.abreast
+            else _HELD
+            if self.shared
+            else INLINE
+        )
         tail = min(self.tail, 1) if self.shared else self.tail
         return self.segments == 1 and self.trips + tail <= most
 
@@ -187,13 +197,14 @@ def _shared(g: Geometry) -> Geometry:
 def in_turn(g: Geometry, outputs: int, columns: bool) -> Geometry | None:
     """The same with lanes that store `outputs` values of each element one after the other; None
     where that cannot be, or is too much text. `columns`: rows read values that they share."""
-    written = outputs * g.trips
-    if not (g.shared and g.inline and g.wide and 0 < written <= _WRITTEN):
+    if not (g.shared and g.wide) or g.tail:
         return None
-    if g.tail or g.steps % g.T or g.T < 2 or g.units % g.members:
+    g = replace(g, T=math.gcd(g.steps, g.lanes), abreast=1)
+    written = outputs * g.trips
+    if g.T < 2 or g.units % g.members or not g.inline or not 0 < written <= _WRITTEN:
         return None
     tiles = g.units // g.members
-    most = _WRITTEN if columns else _WORTH
+    most = _WORTH if columns else _ALONE
     fits = [n for n in (16, 8, 4, 2, 1) if n * written <= most and tiles % n == 0]
     rows = next((n for n in fits if tiles // n >= _LEAST_GROUPS), 1)
     abreast = next(n for n in (_ABREAST, 2, 1) if tiles // rows % n == 0)
