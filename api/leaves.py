@@ -24,8 +24,8 @@ class DeviceStorage:
 
     @property
     def gone(self) -> bool:
-        """Whether a call has consumed the value."""
-        return self.buffer.donated
+        """Whether a call has consumed the value, which was not fetched for the host either."""
+        return self.buffer.gone
 
     def numpy(self) -> np.ndarray:
         """Wait for the value and copy it to NumPy."""

@@ -397,7 +397,8 @@ def compile(
     Options.
     cache: take the plan from disk when this program was compiled before (see eggpu.cache).
     fetch: results (by position, 0 for the only one) that the host reads after each call. The call
-    copies them for it, so reading one waits for that call only, not for later ones.
+    copies them for it, so reading one waits for that call only, not for later ones, also for one
+    that it was donated to.
 
     >>> @eggpu.compile(donate=("model",))
     ... def step(model, x): ...

@@ -74,7 +74,8 @@ class DeviceBuffer:
     """
 
     __slots__ = (
-        "__weakref__", "_donated", "_storage", "device", "fetched", "nbytes", "offset", "slab",
+        "__weakref__", "_donated", "_storage", "_told", "device", "fetched", "nbytes", "offset",
+        "slab",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +91,7 @@ class DeviceBuffer:
         self.offset = offset
         self.slab = slab
         self.fetched: Fetched | None = None
+        self._told = False  # the host has taken what was fetched
         self._storage: Storage | None = storage
         self._donated = "", 0  # the call that took it, and as which argument
 
@@ -108,6 +110,17 @@ class DeviceBuffer:
     def donated(self) -> bool:
         """Whether a call has consumed the value."""
         return self._storage is None
+
+    @property
+    def gone(self) -> bool:
+        """Whether a call has consumed the value and none was fetched for the host."""
+        return self._storage is None and self.fetched is None and not self._told
+
+    def take_fetched(self) -> Fetched | None:
+        """What was fetched, once."""
+        fetched, self.fetched = self.fetched, None
+        self._told = self._told or fetched is not None
+        return fetched
 
     def consume(self, call: str, argument: int) -> DeviceBuffer:
         """The value under another name; uses of this one raise DonatedError from now on, with the
@@ -284,7 +297,7 @@ def read(device: Device, buffer: DeviceBuffer, nbytes: int) -> np.ndarray:
     device.counters.download_bytes += nbytes
     out = np.empty(nbytes, np.uint8)
     with device.lock:
-        fetched, buffer.fetched = buffer.fetched, None
+        fetched = buffer.take_fetched()
     if fetched is not None and fetched.nbytes >= nbytes:
         read_fetched(device, fetched, out)
         return out

@@ -337,10 +337,12 @@ class Executable:
         return fetched
 
     def _fetch(self, places: Places, told: Iterable[int]) -> dict[int, Fetched]:
-        """Records copies of small results for the host; arguments that are results are not."""
+        """Records copies of small results for the host; arguments that are results as they came
+        are not."""
         out: dict[int, Fetched] = {}
         for b in told:
-            if self._place(b) == "input":
+            place = self.plan.buffers[b].place
+            if place[0] == "input" and place[1] not in self._written:
                 continue
             storage, offset, nbytes = self._range(b, places, {})
             if 0 < nbytes <= MOST_FETCHED:

@@ -70,9 +70,8 @@ def test_texts_come_and_go_at_any_step(batcher, alone):
         for _ in range(step + 1):
             batcher.step()
         texts.append(Taken(batcher, ids, most))
-    texts.append(Taken(batcher, PROMPT[4:6], 4))  # waits for a slot
-    batcher.step()
-    assert batcher.running == 3
+    texts.append(Taken(batcher, PROMPT[4:6], 4))
+    assert (batcher.running, batcher.waiting) == (3, 2)
     finish(batcher)
     for text in texts:
         assert text.chosen == text.expected(alone)
@@ -178,3 +177,54 @@ def test_after_an_error_all_texts_end_and_new_ones_run(batcher, alone, monkeypat
     again = Taken(batcher, PROMPT)
     finish(batcher)
     assert again.chosen == again.expected(alone)
+
+
+def test_the_next_step_is_under_way_while_tokens_are_taken(batcher, alone, monkeypatch):
+    events, run = [], batcher._run_decode
+
+    def noted(running, plain):
+        events.append("step")
+        return run(running, plain)
+
+    monkeypatch.setattr(batcher, "_run_decode", noted)
+    text = Taken(batcher, PROMPT[:4], 5)
+    take = text.handle.take
+    text.handle.take = lambda token: events.append("take") or take(token)
+    finish(batcher)
+    # the first token is the prompt's; no step follows the last one, which is known to be it
+    assert events == ["take", "step", *["step", "take"] * 3, "take"]
+    assert text.chosen == text.expected(alone)
+    events.clear()
+    told = Taken(batcher, PROMPT[:4], 5, logprobs=True, top=2)  # its logits are read
+    finish(batcher)
+    assert events == ["step"] * 4
+    assert told.chosen == text.chosen
+
+
+def test_a_step_too_many_leaves_no_trace(batcher, alone):
+    """Of a text that stops the device is one token further; whoever gets its slot, and the others,
+    never see it."""
+    options = [{}, {"temperature": 1.2, "seed": 3, "repetition_penalty": 1.3}, {"seed": 8}]
+    known = [list(alone.start([PROMPT[:5]], Sampling(**o)).tokens(16)) for o in options]
+    ends = [next(t for k, t in enumerate(ids) if k >= 3 and t not in ids[:k]) for ids in known]
+    stopped = [
+        Taken(batcher, PROMPT[:5], 16, stop=(end,), **o)
+        for end, o in zip(ends, options, strict=True)
+    ]
+    after = [Taken(batcher, PROMPT[k:], 12, **o) for k, o in enumerate(options)]
+    finish(batcher)
+    for text, ids, end in zip(stopped, known, ends, strict=True):
+        assert text.chosen == ids[: ids.index(end) + 1]
+        assert text.reasons == ["stop"]
+    for text in after:
+        assert text.chosen == text.expected(alone)
+    assert batcher._ahead is None
+    assert not batcher.step()
+
+
+def test_no_step_goes_past_the_context(batcher, alone):
+    texts = [Taken(batcher, (PROMPT * 3)[:n], 20) for n in (47, 44, 40)]
+    finish(batcher)
+    for text, n in zip(texts, (2, 5, 9), strict=True):
+        assert len(text.tokens) == n
+        assert text.chosen == text.expected(alone)

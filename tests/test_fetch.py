@@ -149,3 +149,13 @@ def test_a_copy_of_host_arrays_is_a_copy():
     twin[0][:] = 1
     assert x.tolist() == [0, 0, 0]
     assert twin[1].numpy().tolist() == [1, 2]
+
+
+def test_what_was_fetched_is_read_after_its_donation_as_often_as_wanted():
+    step = eg.compile(lambda x: x + 1, donate="x", fetch=0, cache=False)
+    x = step(eg.put(np.zeros(3, np.float32)))
+    y = step(x)
+    for _ in range(2):
+        assert (x.numpy().tolist(), y.numpy().tolist()) == ([1, 1, 1], [2, 2, 2])
+    with pytest.raises(DonatedError):
+        step(x)

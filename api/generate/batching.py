@@ -110,11 +110,21 @@ def prefill(
     return token, logprob, after, eg.tree_map(put, options, row)
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A submitted step, and the texts that it continues by their slots."""
+
+    texts: dict[int, Continuation]
+    token: Array
+    logprob: Array
+
+
 class Batcher:
     """Continues up to `slots` texts of `context` tokens at once; others wait, up to `waiting`.
 
     `submit` and `cancel` may be called from any thread, `step` from one. All programs are compiled
-    by `warm`: one a size of `sizes`, and two for steps (all greedy, and any options).
+    by `warm`: one a size of `sizes`, and two for steps (all greedy, and any options). The device is
+    at the next step while a step's tokens are taken, unless a text asks for log-probabilities.
     """
 
     def __init__(
@@ -140,10 +150,11 @@ class Batcher:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # told when there is something to do
         self._active: dict[tuple[bool, ...], Array] = {}
+        self._ahead: _Step | None = None  # submitted, its tokens not read
         self._reset()
 
     def _reset(self) -> None:
-        self._broken = False
+        self._broken, self._ahead = False, None
         s, n = self.model.settings, len(self._slots)
         cache = empty(
             len(s.layers), n, s.kv_heads, self.context, s.head_size, self.cache_dtype,
@@ -233,10 +244,12 @@ class Batcher:
         prompts = [s for s in self._slots if s is not None and s.taken < len(s.ids)]
         if prompts:
             self._chunk(prompts[0])
-        running = [s is not None and s.taken == len(s.ids) for s in self._slots]
-        if any(running):
-            self._token(running)
-        return bool(prompts) or any(running)
+        running = self._running()
+        if running:
+            self._tokens(running)
+        else:
+            self._ahead = None  # all its texts have ended
+        return bool(prompts or running)
 
     def fail(self, message: str) -> None:
         """End every text, those that wait too; the next step begins with an empty cache."""
@@ -276,12 +289,32 @@ class Batcher:
         if sequence.taken == len(sequence.ids):
             self._deliver(slot, token, logprob, 0)
 
-    def _token(self, running: Sequence[bool]) -> None:
-        texts = [s for s, runs in zip(self._slots, running, strict=True) if runs and s is not None]
-        token, logprob = self._run_decode(running, all(s.greedy for s in texts))
-        for slot, runs in enumerate(running):
-            if runs:
-                self._deliver(slot, token, logprob, slot)
+    def _running(self) -> dict[int, Continuation]:
+        """The texts by slot whose prompts are taken in."""
+        held = enumerate(self._slots)
+        return {k: s for k, s in held if s is not None and s.taken == len(s.ids)}
+
+    def _tokens(self, running: dict[int, Continuation]) -> None:
+        """A token for every running text, with the next step under way; for those that were when it
+        was submitted if it was under way already."""
+        step, self._ahead = self._ahead or self._submit(running), None
+        here = {k: s for k, s in step.texts.items() if running.get(k) is s}
+        if not here:  # they ended, and others came
+            step, here = self._submit(running), running
+        after = {k: s for k, s in running.items() if not (k in here and self._full(s, 1))}
+        if after and not any(s.sampling.logprobs for s in running.values()):
+            self._ahead = self._submit(after)
+        for slot in here:
+            self._deliver(slot, step.token, step.logprob, slot)
+
+    def _submit(self, texts: dict[int, Continuation]) -> _Step:
+        active = [k in texts for k in range(len(self._slots))]
+        return _Step(texts, *self._run_decode(active, all(s.greedy for s in texts.values())))
+
+    def _full(self, sequence: Continuation, more: int) -> bool:
+        """Whether a text ends when it has so many more tokens, whatever they are."""
+        count = sequence.count + more
+        return count == sequence.most or len(sequence.ids) + count > self.context
 
     def _deliver(self, slot: int, token: Array, logprob: Array, row: int) -> None:
         """Hand the token of a slot, a row of `token`, to its text."""
@@ -292,8 +325,7 @@ class Batcher:
         top = self._top(slot, sequence.top) if told and sequence.top else ()
         sequence.count += 1
         reason = sequence.take(Token(int(token.numpy()[row]), value, top))
-        written = len(sequence.ids) + sequence.count - 1
-        if not reason and (sequence.count == sequence.most or written >= self.context):
+        if not reason and self._full(sequence, 0):
             reason = "length"
         if reason:
             with self._lock:
