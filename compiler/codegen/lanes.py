@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..index import Index, index
-from ..schedule.target import Target
+from ..schedule.lanes import PAIR
 
 if TYPE_CHECKING:
     from .emitter import Emitter, Value
 
-FEATURES = ("immediates", "shader-int64", "subgroup")
 ELEMENT = "vec4<u64>"
-PAIR = 8  # elements of a store
 _NUMBERS = 32  # in the immediates
 
 
@@ -43,13 +41,6 @@ class Lanes:
         return [
             Index(tuple((x, c // PAIR) for x, c in a.terms), a.constant // PAIR) for a, _ in pairs
         ]
-
-
-def can_store(target: Target, arrays: Sequence[tuple[str, int]]) -> bool:
-    """Whether arrays of (dtype, elements) may be stored so on a target."""
-    able = target.kind == "cpu" and target.images and set(FEATURES) <= set(target.features)
-    fits = all(dtype in ("f32", "i32", "u32") and n % PAIR == 0 for dtype, n in arrays)
-    return able and fits and target.subgroup >= 2
 
 
 def digits(count: int) -> int:

@@ -11,11 +11,12 @@ from ..index import Index, index, unflatten, variable
 from ..ir import Kind, Node
 from ..ops.reduce import COMBINES, Combine, Reduce
 from ..schedule.kernel import KernelSource, Scratch
+from ..schedule.lanes import FEATURES
 from ..schedule.space import Analysis, Space, turned
 from ..schedule.tile import fold
 from .emitter import LANE, Emitter, V, Value, aligned
 from .geometry import Geometry
-from .lanes import FEATURES, Lanes, digits
+from .lanes import Lanes, digits
 from .source import Job, finish
 from .wgsl import literal, suffix, wgsl_type
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from ..ir import Kind, Node
 from ..ops.reduce import Reduce
 from ..schedule.kernel import KernelSource, Scratch, Stored
+from ..schedule.lanes import can_store
 from ..schedule.selection import Group
 from ..schedule.space import Analysis, analyze
 from .elementwise import lower_elementwise
 from .emitter import stored_type
 from .geometry import Geometry, fits, geometry, in_turn, other_geometry, split, worthwhile
-from .lanes import can_store
 from .rewrite import partial_input, replaced, summed
 from .rowkernel import row_kernel
 from .source import Job

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from ..schedule.lanes import SHARE, can_store, in_turn
 from ..schedule.target import Target
+from ..types import Type
 from .anchor import Anchor, AnchorCost, anchor_cost
 from .graph import BCAST, CONTRACT, GET, LEAF, OPAQUE, RED, TUP, Problem
 from .legal import MOST_OUTPUTS, Body, Legality
@@ -223,7 +225,7 @@ class Pricer:
 
     def _memory(self, b: Body, work: Work) -> tuple[float, float]:
         """(bytes read and written, ns to add for values that are too large for a binding)."""
-        p, total, penalty = self.p, 0.0, 0.0
+        p, total, penalty, turns = self.p, 0.0, 0.0, self._in_turn(b, work)
         for c in b.operands + b.outs:
             is_read = c not in b.space
             part = float(work.touched.get(c, 0) * p.itemsize[c])
@@ -231,10 +233,20 @@ class Pricer:
                 part *= self.target.profile.strided
             if is_read and work.touched.get(c, 0) >= b.full:
                 part *= work.passes.get(c, 1).bit_count()
-            total += part
+            total += part * SHARE if turns and not is_read and c not in work.across else part
             if p.numel[c] * p.itemsize[c] > self.target.max_binding_bytes:
                 penalty += TOO_LARGE
         return total, penalty
+
+    def _in_turn(self, b: Body, work: Work) -> bool:
+        """Whether lanes of a CPU store results one after the other."""
+        if self.target.kind != "cpu" or b.main >= 0 or b.anchor >= 0:
+            return False
+        types = [self.p.snapshot.types[c] for c in b.outs]
+        arrays = [(t.dtype.name, t.size) for t in types if isinstance(t, Type)]
+        whole = len(arrays) == len(types) and all(work.touched[c] == b.full for c in b.outs)
+        large = whole and in_turn(self.target, b.full, len(arrays))
+        return large and can_store(self.target, arrays)
 
 
 def _overlap(a: float, b: float) -> float:
