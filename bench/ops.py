@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 
 import eggpu as eg
 from eggpu import nn
+from eggpu.runtime.host import processors
 
 try:
     import torch
@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.1, help="of a block of one system")
     parser.add_argument("--scale", type=int, default=1, help="divide sizes by this")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=processors())
     parser.add_argument("--only", default="", help="cases whose kind or name has this")
     args = parser.parse_args()
     if torch:

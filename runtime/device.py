@@ -10,14 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import wgpu
 
 from ..compiler.schedule.target import Target
-from . import buffers, lavapipe, native
+from . import buffers, host, lavapipe, native
 from .adapter import Adapter, choose, features, make_target
 from .buffers import DeviceBuffer, Fetched, Pool, Storage
 from .errors import DeviceError
@@ -90,7 +89,7 @@ class Device:
         cpu = self.target.kind == "cpu"
         self.batching = not cpu
         self.mappable = cpu and "mappable-primary-buffers" in self.target.features
-        self.pool = Pool(self, _host_memory() * 9 // 10 if cpu else None)
+        self.pool = Pool(self, host.memory() * 9 // 10 if cpu else None)
         self.pipelines = Pipelines(self)
         self.others: list[Device] = []  # of the same adapter, which translate kernels
         self.target = make_target(adapter, gpu, _probe_subgroup(self))
@@ -335,19 +334,6 @@ if hasattr(os, "register_at_fork"):
         after_in_parent=_opening.release,
         after_in_child=_lose_after_fork,
     )
-
-
-def _host_memory() -> int:
-    """Bytes that this process may use: of the machine, or of its control group if that is less."""
-    found = [1 << 62]
-    if hasattr(os, "sysconf"):
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    group = Path("/sys/fs/cgroup/memory.max")
-    if group.exists():
-        text = group.read_text().strip()
-        if text.isdecimal():
-            found.append(int(text))
-    return min(found)
 
 
 _PROBE = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ import wgpu
 
 from ..compiler.schedule.images import TEXELS
 from ..compiler.schedule.plan import Access, Image, Kernel
-from . import native
+from . import host, native
 from .errors import KernelError
 from .translate import Translation
 
@@ -119,7 +118,7 @@ class Pipelines:
     def _build(self, missing: dict[Key, Kernel]) -> None:
         for wgsl, accesses, _ in missing:
             self._pipeline_layout(accesses, has_immediates(wgsl))
-        workers = min(len(missing), os.cpu_count() or 1, 16)
+        workers = min(len(missing), host.processors(), 16)
         with ThreadPoolExecutor(workers, thread_name_prefix="eggpu-compile") as threads:
             built = threads.map(self._compile_kernel, missing, missing.values())
             self._pipelines.update(zip(missing, built))

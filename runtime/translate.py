@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import wgpu
 
 from ..compiler.schedule.plan import Kernel
-from . import native
+from . import host, native
 
 if TYPE_CHECKING:
     from .device import Device
@@ -120,4 +120,4 @@ class Translation:
 def _devices() -> int:
     """How many devices translate at once: one where the driver keeps nothing."""
     kept = os.environ.get("MESA_SHADER_CACHE_DISABLE", "") in ("", "0", "false")
-    return min(os.cpu_count() or 1, _MOST) if kept else 1
+    return min(host.processors(), _MOST) if kept else 1
