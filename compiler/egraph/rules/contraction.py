@@ -1,6 +1,7 @@
 """Contraction: products change layout, and numbers and signs move out of them.
 
-Each rule changes the order of roundings only. Rules about several products are in `programs`.
+Each rule changes the order of roundings only, but for those of chains, which are relaxed. Rules
+about several products that share operands are in `programs`.
 """
 
 from __future__ import annotations
@@ -37,12 +38,19 @@ BATCHES = (
           *_SHAPES, "(= 1 (vec-get u 0))", "(!= 1 (vec-get s 0))"),
 )  # fmt: skip
 
+# (a b) c = a (b c): another number of multiplications, and other sums with roundings of their own.
+CHAINS = (
+    _rule("dot-chain-right", "(Dot (Dot a b) c)", "(Dot a (Dot b c))", relaxed=True),
+    _rule("dot-chain-left",  "(Dot a (Dot b c))", "(Dot (Dot a b) c)", relaxed=True),
+)  # fmt: skip
+
 _AB = {"a": "f32[2, 3, 4]", "b": "f32[2, 4, 5]", "c": 0.5, "t": (0, 2, 1)}
 _ROWS = {"u": "f32[2, 3, 4]", "v": "f32[2, 4, 5]", "a": (2,), "s": (2, 3, 5)}
 SAMPLES = {
     **{rule.name: _AB for rule in LAYOUTS if rule.name != "dot-div-rows"},
     "dot-div-rows": _ROWS,
+    "dot-chain-right dot-chain-left": {"a": "f32[3, 4]", "b": "f32[4, 5]", "c": "f32[5, 2]"},
     "flatten-batch-1": {"a": "f32[1, 3, 4]", "b": "f32[1, 4, 5]"},
     "flatten-shared-matrix": {"a": "f32[2, 3, 4]", "b": "f32[1, 4, 5]", "v": (2, 4, 5)},
 }
-RULES = with_samples((*LAYOUTS, *BATCHES), SAMPLES)
+RULES = with_samples((*LAYOUTS, *BATCHES, *CHAINS), SAMPLES)
