@@ -99,7 +99,7 @@ def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
     if is_leaf(tree):
         leaves.append(tree)
         return LEAF
-    if (parts := getattr(tree, "__dict__", {}).get(_PARTS)) is not None:
+    if (parts := parts_of(tree)) is not None:
         leaves += parts[0]
         return parts[1]
     if tree is None:
@@ -121,6 +121,13 @@ def _flatten(tree: Any, leaves: list[Any], path: str) -> Structure:
         f"{where} is a {type(tree).__name__}; arrays, numbers, dicts, lists, tuples and "
         "dataclasses can be traced"
     )
+
+
+def parts_of(tree: Any) -> tuple[Sequence[Any], Structure] | None:
+    """The leaves and the structure that a tree remembers, without putting a later one together."""
+    if type(tree) in _later_kinds:
+        return object.__getattribute__(tree, "__dict__").get(_PARTS)
+    return getattr(tree, "__dict__", {}).get(_PARTS)
 
 
 def _part(tree: Any, leaves: list[Any], path: str, key: object) -> Structure:
@@ -181,16 +188,7 @@ def _unflatten(s: Structure, leaves: Sequence[Any], at: int) -> Any:
         return leaves[at]
     if s.kind == "static":
         return s.static
-    values, first = [], at
-    for child in s.children:
-        if child is LEAF:
-            values.append(leaves[at])
-            at += 1
-        elif child.kind == "static":
-            values.append(child.static)
-        else:
-            values.append(_unflatten(child, leaves, at))
-            at += child.leaves
+    values = _values(s, leaves, at)
     if s.kind is tuple:
         return tuple(values)
     if s.kind is dict:
@@ -198,7 +196,7 @@ def _unflatten(s: Structure, leaves: Sequence[Any], at: int) -> Any:
     if s.settled:
         out = object.__new__(s.kind)
         out.__dict__.update(zip(s.keys, values))
-        out.__dict__[_PARTS] = (leaves[first:at], s)
+        out.__dict__[_PARTS] = (leaves[at : at + s.leaves], s)
         return out
     if dataclasses.is_dataclass(s.kind):
         out = object.__new__(s.kind)  # type: ignore[call-overload]
@@ -208,6 +206,73 @@ def _unflatten(s: Structure, leaves: Sequence[Any], at: int) -> Any:
     if hasattr(s.kind, "_fields"):
         return s.kind(*values)
     return s.kind(values)
+
+
+def _values(s: Structure, leaves: Sequence[Any], at: int) -> list[Any]:
+    """The children of a tree with the leaves from `at` on."""
+    values = []
+    for child in s.children:
+        if child is LEAF:
+            values.append(leaves[at])
+            at += 1
+        elif child.kind == "static":
+            values.append(child.static)
+        else:
+            values.append(_unflatten(child, leaves, at))
+            at += child.leaves
+    return values
+
+
+def later(structure: Structure, leaves: Sequence[Any]) -> Any:
+    """The tree of a structure, put together when somebody looks into it where that is possible.
+
+    A training step returns hundreds of leaves, which the next one takes back as they are: only the
+    sequence of leaves is passed on then, of which nothing was asked.
+    """
+    kind = _later(structure.kind) if structure.settled and structure.keys else None
+    if kind is None:
+        return unflatten(structure, list(leaves))
+    out = object.__new__(kind)
+    object.__getattribute__(out, "__dict__")[_PARTS] = leaves, structure
+    return out
+
+
+_later_kinds: set[type] = set()
+
+
+@functools.cache
+def _later(kind: type) -> type | None:
+    """A class of instances of `kind` that become what they are at the first look at them; None for
+    a class of which no other one can be derived."""
+
+    def look(self: Any, name: str) -> Any:
+        if name == "__class__":  # isinstance asks for it
+            return kind
+        _settle(self, kind)
+        return getattr(self, name)
+
+    def change(self: Any, name: str, value: Any) -> None:
+        _settle(self, kind)
+        setattr(self, name, value)
+
+    names = {n: getattr(kind, n) for n in ("__module__", "__qualname__", "__doc__")}
+    hooks = {"__slots__": (), "__getattribute__": look, "__setattr__": change}
+    try:
+        made = type(kind)(kind.__name__, (kind,), names | hooks)
+    except TypeError:
+        return None
+    _later_kinds.add(made)
+    return made
+
+
+def _settle(tree: Any, kind: type) -> None:
+    """Gives a tree of `later` its fields and its class. Twice is as good as once."""
+    fields = object.__getattribute__(tree, "__dict__")
+    if (parts := fields.get(_PARTS)) is not None:
+        leaves, structure = list(parts[0]), parts[1]
+        fields.update(zip(structure.keys, _values(structure, leaves, 0)))
+        fields[_PARTS] = leaves, structure
+    object.__setattr__(tree, "__class__", kind)
 
 
 def paths(structure: Structure, prefix: str = "") -> list[str]:
