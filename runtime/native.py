@@ -202,6 +202,11 @@ def trusted_module(gpu: Any, code: str, label: str, bounds: bool) -> Any:
     return _api.GPUShaderModule(label, module, gpu)
 
 
+# Calls a function that calls the library many times, and raises what went wrong there: to look
+# after each call of the library takes longer than most of the calls themselves.
+_checked: Any = libf._make_proxy_func("record", lambda function, *args: function(*args))
+
+
 class Passes:
     """Records dispatches on an encoder in one compute pass, which stays open until something else
     is to be recorded: a pass of its own costs a call more than its dispatches."""
@@ -214,15 +219,24 @@ class Passes:
 
     def record(self, steps: Iterable[Copy | Sequence[Step]]) -> None:
         """Records dispatches, and copies between passes. Errors are deferred to finish()."""
+        _checked(self._record, steps)
+
+    def _record(self, steps: Iterable[Copy | Sequence[Step]]) -> None:
+        encoder, compute_pass = self.encoder._internal, self._pass
+        copy_to_image = lib.wgpuCommandEncoderCopyBufferToTexture
         for part in steps:
-            if isinstance(part, Copy):
-                self.end()
-                copy(self.encoder, part)
+            if type(part) is Copy:
+                if compute_pass is not None:
+                    self._pass = None
+                    lib.wgpuComputePassEncoderEnd(compute_pass)
+                    lib.wgpuComputePassEncoderRelease(compute_pass)
+                    compute_pass = None
+                copy_to_image(encoder, part.source, part.image, part.extent)
                 continue
-            if self._pass is None:
-                encoder = self.encoder._internal
-                self._pass = libf.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
-            _record(self._pass, part)
+            if compute_pass is None:
+                begin = lib.wgpuCommandEncoderBeginComputePass
+                self._pass = compute_pass = begin(encoder, ffi.NULL)
+            _record(compute_pass, part)
 
     def end(self) -> Any:
         """Ends the pass; the encoder, on which something else can be recorded now."""
