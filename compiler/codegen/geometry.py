@@ -3,10 +3,10 @@ do it all."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from ..index import Index, flatten, unflatten
+from ..schedule.lanes import WRITTEN, lanes_of_row
 from ..schedule.space import Pattern, length, rows
 from ..schedule.target import Target
 from ..schedule.tile_rows import (
@@ -27,9 +27,8 @@ _TURNS = 16  # rows that lanes have one after the other, so that operands of col
 _FEWEST = 4  # lanes of a row, or each lane has a row of its own
 _EACH = 2  # steps of a lane that sharing rows is worth
 _FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
-# vec4s of a lane, where lanes store one after the other: of a row, or kernels take seconds to
-# translate; of several rows that share something, and of rows that do not
-_WRITTEN, _WORTH, _ALONE = 64, 32, 16
+# vec4s of a lane, where lanes store one after the other: of rows that share something, and others
+_WORTH, _ALONE = 32, 16
 _ABREAST = 4  # subgroups of a workgroup that do so
 _UNROLL = 4  # steps of a loop on a gpu that are under way together
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
@@ -114,7 +113,7 @@ class Geometry:
         most = (
             INLINE_WIDEST
             if self.T == WIDEST
-            else _WRITTEN
+            else WRITTEN
             if self.abreast
             else _HELD
             if self.shared
@@ -197,12 +196,11 @@ def _shared(g: Geometry) -> Geometry:
 def in_turn(g: Geometry, outputs: int, columns: bool) -> Geometry | None:
     """The same with lanes that store `outputs` values of each element one after the other; None
     where that cannot be, or is too much text. `columns`: rows read values that they share."""
-    if not (g.shared and g.wide) or g.tail:
+    threads = lanes_of_row(g.lanes, g.units, g.length, outputs)
+    if not (g.shared and g.wide and threads):
         return None
-    g = replace(g, T=math.gcd(g.steps, g.lanes), abreast=1)
+    g = replace(g, T=threads, abreast=1)
     written = outputs * g.trips
-    if g.T < 2 or g.units % g.members or not g.inline or not 0 < written <= _WRITTEN:
-        return None
     tiles = g.units // g.members
     most = _WORTH if columns else _ALONE
     fits = [n for n in (16, 8, 4, 2, 1) if n * written <= most and tiles % n == 0]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..schedule.lanes import SHARE, can_store, in_turn
+from ..schedule.lanes import SHARE, can_store, in_turn, lanes_of_row
 from ..schedule.target import Target
 from ..types import Type
 from .anchor import Anchor, AnchorCost, anchor_cost
 from .graph import BCAST, CONTRACT, GET, LEAF, OPAQUE, RED, TUP, Problem
 from .legal import MOST_OUTPUTS, Body, Legality
-from .rows import RowPlan, row_plan
+from .rows import FEWEST, RowPlan, row_plan
 from .work import Work, is_whole, measure
 
 HIDDEN = 0.7  # share of the shorter of memory and arithmetic time that hides behind the longer
@@ -188,7 +188,8 @@ class Pricer:
         levels, stores = self._levels(b)
         plan = RowPlan(1, 1.0, False)
         if b.main >= 0:
-            plan = row_plan(self.p.patterns[b.main], levels, stores, self.target, self.staged)
+            pattern, turns = self.p.patterns[b.main], self._rows_in_turn(b)
+            plan = row_plan(pattern, levels, stores, self.target, self.staged, turns)
         work = measure(self.p, b, again=b.main >= 0 and self._rereads(b, plan))
         anchors = [self.anchor(a) for a in work.anchors]
         if any(a is None for a in anchors):
@@ -240,13 +241,25 @@ class Pricer:
 
     def _in_turn(self, b: Body, work: Work) -> bool:
         """Whether lanes of a CPU store results one after the other."""
-        if self.target.kind != "cpu" or b.main >= 0 or b.anchor >= 0:
+        if self.target.kind != "cpu" or b.anchor >= 0:
             return False
+        if b.main >= 0:
+            return self._rows_in_turn(b)
         types = [self.p.snapshot.types[c] for c in b.outs]
         arrays = [(t.dtype.name, t.size) for t in types if isinstance(t, Type)]
         whole = len(arrays) == len(types) and all(work.touched[c] == b.full for c in b.outs)
         large = whole and in_turn(self.target, b.full, len(arrays))
         return large and can_store(self.target, arrays)
+
+    def _rows_in_turn(self, b: Body) -> bool:
+        """The same where lanes share rows."""
+        pattern, subgroup = self.p.patterns[b.main], self.target.subgroup
+        whole = [self.p.snapshot.types[c] for c in b.outs if is_whole(b.space[c])]
+        arrays = [(t.dtype.name, t.size) for t in whole if isinstance(t, Type)]
+        able = b.anchor < 0 and pattern.length >= 4 * FEWEST and not pattern.last_kept
+        if not (able and can_store(self.target, arrays)):
+            return False
+        return lanes_of_row(subgroup, pattern.rows, pattern.length, len(whole)) > 0
 
 
 def _overlap(a: float, b: float) -> float:

@@ -37,10 +37,16 @@ class RowPlan(NamedTuple):
 
 
 def row_plan(
-    pattern: Pattern, levels: int, stores: bool, target: Target, staged: bool | None = None
+    pattern: Pattern,
+    levels: int,
+    stores: bool,
+    target: Target,
+    staged: bool | None = None,
+    in_turn: bool = False,
 ) -> RowPlan:
     """The kernels for `levels` dependent reductions, after which elements are stored or not;
-    `staged` says whether there are two for each reduction, where both ways are possible."""
+    `staged` says whether there are two for each reduction, where both ways are possible. With
+    `in_turn` lanes that share rows store one after the other."""
     along = not pattern.last_kept
     cpu = target.kind == "cpu"
     wide = pattern.run >= 4 and (pattern.run % 4 == 0 or (along and cpu))
@@ -48,14 +54,15 @@ def row_plan(
     steps = pattern.length // 4 if wide and along else pattern.length
     passes = levels + stores
     worth = (passes > 1 and steps >= EACH * target.subgroup) or units < FEW_ROWS
-    shared = cpu and along and worth and steps >= FEWEST and has_subgroups(target)
+    alone = cpu and along and worth and steps >= FEWEST and has_subgroups(target)
+    shared = in_turn or alone
     together = 1
     if cpu:
         threads = power(steps, target.subgroup) if shared else 1
     else:
         threads, together = row_threads(target, units, steps, along)
     trips = -(-steps // threads)
-    held = shared and trips + bool(pattern.length % 4) <= HELD
+    held = in_turn or (shared and trips + bool(pattern.length % 4) <= HELD)
     iterations = trips * passes + trips * passes // 64 + RESERVE
     fits = not target.loop_limit or iterations <= target.loop_limit
     busy = BUSY_SHARED if shared else BUSY_ROWS[target.kind]
