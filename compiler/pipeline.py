@@ -181,7 +181,9 @@ def compile_graph(
     with timed(seconds, "verify"):
         verify_graph(graph)
     # equal programs, as many as the rules find, and the cheapest of them
-    program = expand(_in_precision(graph, target, options))
+    program = _in_precision(graph, target, options)
+    if not options.optimize or "expand" in options.without:
+        program = expand(program)
     selection, price = passes.select(program), None
     if tuner is not None:
         from .variants import ranked

@@ -15,6 +15,7 @@ from ..types import Type
 from .contract import dot
 from .leaf import literal
 from .move import Load, Move, broadcast, flip, pad, reshape, slice_, transpose
+from .reduce import reduce
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class Conv(Op):
         return np.matmul(w.reshape(1, g, o // g, k), columns).reshape(n, o, *places)
 
     def expansions(self, x: Node, w: Node) -> list[Node]:
-        """The convolution as an implicit product: weights times windows, image by image or over all
-        images."""
+        """The convolution as an implicit product, weights times windows, image by image or over all
+        images; and directly, each result as a sum over its window, for groups of few channels."""
         n, o, places, g = x.shape[0], w.shape[0], self._places(x, w), self.groups
         k = math.prod(w.shape[1:])
         columns = self._columns(x, w)  # (n, g, c/g * size, places)
@@ -138,7 +139,11 @@ class Conv(Op):
         each = reshape(dot(broadcast(rows, (n, g, o // g, k)), columns), (n, o, *places))
         wide = reshape(transpose(columns, (1, 2, 0, 3)), (g, k, n * math.prod(places)))
         both = reshape(dot(reshape(w, (g, o // g, k)), wide), (g, o // g, n, math.prod(places)))
-        return [each, reshape(transpose(both, (2, 0, 1, 3)), (n, o, *places))]
+        terms = (n, g, o // g, k, math.prod(places))
+        left = broadcast(reshape(w, (1, g, o // g, k, 1)), terms)
+        right = broadcast(reshape(columns, (n, g, 1, k, math.prod(places))), terms)
+        direct = reshape(reduce("sum", left * right, (3,)), (n, o, *places))
+        return [each, reshape(transpose(both, (2, 0, 1, 3)), (n, o, *places)), direct]
 
     def _places(self, x: Node, w: Node) -> tuple[int, ...]:
         return self.infer(x.type, w.type).shape[2:]
