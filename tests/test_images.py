@@ -11,7 +11,8 @@ import eggpu as eg
 from eggpu.compiler.errors import IRError
 from eggpu.compiler.library.attention import scaled_dot_product_attention
 from eggpu.compiler.pipeline import compile_graph
-from eggpu.compiler.schedule.images import LINE, TEXELS, image_for, row_width
+from eggpu.compiler.schedule import images
+from eggpu.compiler.schedule.images import LINE, TEXELS, image_for, row_width, with_images
 from eggpu.compiler.schedule.plan import Copy, Plan
 from eggpu.compiler.schedule.target import LLVMPIPE
 from eggpu.compiler.schedule.verify import verify_plan
@@ -207,3 +208,51 @@ def test_attention_reads_keys_and_values_from_images(causal: bool) -> None:
         np.testing.assert_allclose(got, expected, atol=2e-5)
     if eg.device().target.images:
         assert compiled.plan.images
+
+
+def there_and_back(depth: int = 12) -> Plan:
+    """Products whose operands are read once more in the reverse order."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((256, 256)).astype(np.float32)
+    weights = [rng.standard_normal((256, 256)).astype(np.float32) for _ in range(depth)]
+
+    def run(x, weights):
+        for w in weights:
+            x = eg.tanh(x @ w)
+        for w in reversed(weights):
+            x = eg.tanh(x @ w)
+        return x
+
+    return compile_graph(trace(run, x, weights), LLVMPIPE).plan
+
+
+def bare(plan: Plan) -> Plan:
+    kernels = tuple(
+        replace(k, bindings=tuple(replace(b, image=-1) for b in k.bindings)) for k in plan.kernels
+    )
+    return replace(plan, kernels=kernels, images=(), copies=())
+
+
+def test_what_is_read_again_stays_in_its_image_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = bare(there_and_back())
+    assert len(plan.kernels) == 24
+    weights = {b for b in plan.inputs if plan.buffers[b].shape == (256, 256)}
+    found: dict[int, list[int]] = {}
+    for room in (1, 3, 8, 1 << 20):
+        monkeypatch.setattr(images, "ROOM", room)
+        full = with_images(plan)
+        verify_plan(full, LLVMPIPE)
+        held = sum(image.nbytes for image in full.images)
+        breaks = len({c.kernel for c in full.copies})
+        found[room] = [sum(c.buffer in weights for c in full.copies), held, breaks]
+    assert found[1][0] == 13  # x and each weight once
+    copies, held = ([found[room][k] for room in sorted(found)] for k in (0, 1))
+    assert copies == sorted(copies)
+    assert copies[0] < copies[1] < copies[2] < copies[3]
+    assert held == sorted(held, reverse=True)
+    assert {f[2] for f in found.values()} == {24}
+    least = with_images(plan, ahead=1)
+    verify_plan(least, LLVMPIPE)
+    assert sum(image.nbytes for image in least.images) < min(held)

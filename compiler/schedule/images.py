@@ -1,8 +1,10 @@
 """Copies of operands in images, which some devices read faster than buffers: how an array lies in
 one, and when each copy is made.
 
-A copy ends a compute pass, so copies that kernels soon need are made together. What a loop reads
-from around it is copied once, before the loop, into images that nothing else in the loop uses.
+A copy ends a compute pass, so copies that kernels soon need are made together. One that is read
+again much later, as what the backward pass reads of the forward pass, stays where there is room.
+What a loop reads from around it is copied once, before the loop, into images that nothing else in
+the loop uses.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from dataclasses import dataclass, replace
 from .plan import Copy, Image, Kernel, Plan, Repeat
 from .rounds import Loops
 
-AHEAD = 24  # kernels for which copies are made early, or kept
+AHEAD = 8  # kernels for which copies are made early, or kept
+ROOM = 3  # a third of the rest of a call's memory may hold copies for kernels beyond these
 EARLY = 256 << 20  # bytes of images that stand ready
 LINE = 64  # bytes that are added to each row, so that rows do not compete for the same cache lines
 _ALIGNED = 256  # bytes, of which a row of a copy is a multiple
@@ -72,7 +75,7 @@ def stacked(shape: Sequence[int], element: str, count: int) -> Image:
 def with_images(plan: Plan, ahead: int = AHEAD) -> Plan:
     """The plan with the images that its kernels read, and the copies that fill them.
 
-    Copies are made early, and kept, for so many kernels ahead.
+    Copies are made early, and kept, for so many kernels ahead; with 1 in as little memory as can be.
     """
     if all(b.access not in TEXELS for kernel in plan.kernels for b in kernel.bindings):
         return plan
@@ -84,6 +87,7 @@ class _Images:
 
     def __init__(self, plan: Plan, ahead: int) -> None:
         self.plan, self.ahead = plan, ahead
+        self.room = plan.peak_bytes // ROOM if ahead > 1 else 0
         self.images: list[Image] = []
         self.free: list[int] = []
         self.held: dict[Key, int] = {}
@@ -96,6 +100,10 @@ class _Images:
         for k, kernel in enumerate(plan.kernels):
             for number in (n for b in kernel.bindings[: kernel.writes] for n in b.buffers):
                 self.written[number] = k
+        self.reads: dict[Key, list[int]] = {}  # the kernels that read what, the last one first
+        for k in reversed(range(len(plan.kernels))):
+            for key in self._read(k):
+                self.reads.setdefault(key, []).append(k)
 
     def placed(self) -> Plan:
         kernels: list[Kernel] = []
@@ -199,8 +207,24 @@ class _Images:
 
     def _release_after(self, k: int) -> None:
         soon = {key for j in self._ahead(k) if j > k for key in self._read(j)}
+        late: list[tuple[int, Key]] = []
         for key in [key for key in self.held if key not in soon and key not in self.fixed]:
-            self.free.append(self.held.pop(key))
+            if (j := self._next_read(k, key)) is None:
+                self.free.append(self.held.pop(key))
+            else:
+                late.append((j, key))
+        room = self.room
+        for _, key in sorted(late):  # the sooner it is read, the less it takes to keep it
+            room -= self.images[self.held[key]].nbytes
+            if room < 0:
+                self.free.append(self.held.pop(key))
+
+    def _next_read(self, k: int, key: Key) -> int | None:
+        """The kernel after k that reads what an image holds now, if there is one."""
+        reads = self.reads[key]
+        while reads and reads[-1] <= k:
+            reads.pop()
+        return reads[-1] if reads and self._last_written(key) <= k else None
 
     def _ahead(self, k: int) -> Iterator[int]:
         """Kernel k and the next ones in the same loops."""
