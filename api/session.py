@@ -178,7 +178,7 @@ class Compiled:
         return len(self._versions)
 
     def _position(self, argument: str | int) -> int:
-        if isinstance(argument, int):
+        if isinstance(argument, int) and argument >= 0:
             return argument
         if argument not in self._parameters:
             raise TraceError(
@@ -280,13 +280,17 @@ class Compiled:
         parts = results.children if results.kind in (tuple, list) else (results,)
         out: list[int] = []
         for k in self._fetch:
-            if not 0 <= k < len(parts):
-                raise TraceError(f"fetch names result {k}, but {self.name} has {len(parts)}")
+            if not isinstance(k, int) or not 0 <= k < len(parts):
+                raise TraceError(f"fetch names result {k!r}, but {self.name} has {len(parts)}")
             at = sum(p.leaves for p in parts[:k])
             out += range(at, at + parts[k].leaves)
         return tuple(out)
 
     def _donated(self, structure: pytree.Structure) -> tuple[int, ...]:
+        """The leaves of the arguments that `donate` names."""
+        most = max(len(structure.children[0].children), len(self._parameters))
+        if (last := max(self.donated, default=-1)) >= most:
+            raise TraceError(f"donate names argument {last}, but {self.name} has {most}")
         out, at = [], 0
         for k, child in enumerate(structure.children[0].children):
             if k in self.donated:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 from .collector import no_collector
@@ -78,9 +79,14 @@ class Options:
         for rule in self.rules:
             if not isinstance(rule, Rule):
                 raise CompileError(f"rules needs objects of eggpu.rules.Rule, got {rule!r}")
+        for name in ("optimize", "relaxed", "tune"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise CompileError(f"{name} needs True or False, got {given!r}")
         most = self.max_memory
-        if most is not None and (not isinstance(most, int) or most <= 0):
-            raise CompileError(f"max_memory needs a number of bytes above 0, got {most!r}")
+        if most is not None:
+            if not isinstance(most, Integral) or isinstance(most, bool) or most <= 0:
+                raise CompileError(f"max_memory needs a number of bytes above 0, got {most!r}")
+            object.__setattr__(self, "max_memory", int(most))  # NumPy's would not be the same key
 
 
 @dataclass(frozen=True)

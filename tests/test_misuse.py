@@ -11,7 +11,7 @@ import pytest
 import eggpu as eg
 from eggpu import data, nn, optim
 from eggpu.checkpoints import CheckpointError
-from eggpu.compiler.errors import CompileError, IRError
+from eggpu.compiler.errors import CompileError, IRError, TraceError
 from eggpu.runtime import DonatedError
 from eggpu.train import Trainer
 
@@ -27,14 +27,32 @@ X = np.ones((8, 4), np.float32)
         ({"max_memory": 0}, "max_memory needs a number of bytes above 0, got 0"),
         ({"max_memory": "1G"}, "max_memory needs a number of bytes above 0, got '1G'"),
         ({"max_memory": 1.5}, "max_memory needs a number of bytes above 0, got 1.5"),
+        ({"max_memory": True}, "max_memory needs a number of bytes above 0, got True"),
+        ({"tune": "no"}, "tune needs True or False, got 'no'"),
+        ({"relaxed": 1}, "relaxed needs True or False, got 1"),
+        ({"donate": ("y",)}, "donate names 'y', but <lambda> has the parameters x"),
+        ({"donate": -1}, "donate names -1, but <lambda> has the parameters x"),
         ({"force": "attention"}, r"force needs a tuple, such as \('attention',\), got 'attention'"),
         ({"without": "attention"}, "without needs a tuple"),
         ({"rules": ("attention",)}, "rules needs objects of eggpu.rules.Rule, got 'attention'"),
     ],
 )
 def test_options_are_told_where_they_are_given(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(CompileError, match=message):
+    with pytest.raises((CompileError, TraceError), match=message):
         eg.compile(lambda x: x, **options)
+
+
+def test_positions_are_told_when_the_arguments_are_known() -> None:
+    with pytest.raises(TraceError, match="donate names argument 1, but once has 1"):
+        eg.compile(lambda x: x + 1, donate=1, name="once", cache=False)(X)
+    with pytest.raises(TraceError, match="fetch names result 'x', but once has 1"):
+        eg.compile(lambda x: x + 1, fetch=("x",), name="once", cache=False)(X)
+    every = eg.compile(lambda *xs: [x + 1 for x in xs], donate=(0, 1), cache=False)
+    assert len(every(X, X)) == 2
+
+
+def test_a_limit_may_be_a_number_of_numpy() -> None:
+    assert eg.Options(max_memory=np.int64(1 << 20)) == eg.Options(max_memory=1 << 20)
 
 
 @pytest.mark.parametrize("optimize", [True, False])
