@@ -75,7 +75,7 @@ def stacked(shape: Sequence[int], element: str, count: int) -> Image:
 def with_images(plan: Plan, ahead: int = AHEAD) -> Plan:
     """The plan with the images that its kernels read, and the copies that fill them.
 
-    Copies are made early, and kept, for so many kernels ahead; with 1 in as little memory as can be.
+    Copies are made early, and kept, for so many kernels ahead; with 1 in the least memory.
     """
     if all(b.access not in TEXELS for kernel in plan.kernels for b in kernel.bindings):
         return plan
