@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +45,10 @@ class Timing:
 def tuned(
     selection: Selection, target: Target, worker: Sequence[str] = WORKER
 ) -> Mapping[str, int]:
-    """The rank of the fastest tiling for each kernel of a selection that was ever timed here."""
+    """The rank of the fastest tiling for each kernel of a selection that was ever timed here.
+
+    Warns when no child could time anything; nothing is kept then, so the next time tries again.
+    """
     from eggpu.compiler.variants import variants, worth_timing
 
     known = load(target)
@@ -55,6 +59,9 @@ def tuned(
     if any(len(found) > 1 for found in choices.values()):
         plans = [p for p in plans if len(choices[p[0]]) > 1]
         timings = time_plans([plan for _, _, plan in plans], target, worker)
+        if not any(t.ns for t in timings):
+            warnings.warn(f"tune: nothing could be timed: {timings[0].why}", stacklevel=2)
+            return {key: rank for key, rank in known.items() if key in wanted}
     else:
         timings = []
     found = dict.fromkeys(missing, 0)
@@ -73,27 +80,32 @@ def tuned(
 def time_plans(
     plans: Sequence[Plan], target: Target, worker: Sequence[str] = WORKER
 ) -> list[Timing]:
-    """The time of each plan, measured in child processes: a new one after each that ends early."""
+    """The time of each plan, measured in child processes: a new one after each that ends early.
+
+    One that does not get as far as opening the device is the last.
+    """
     found: list[Timing] = []
     with tempfile.TemporaryDirectory(prefix="eggpu-tune-") as folder:
         where = Path(folder) / "plans.json"
         where.write_text(json.dumps([plan_to_json(plan) for plan in plans]), encoding="utf-8")
         while len(found) < len(plans):
-            found += _child(where, len(found), len(plans), target, worker)
+            ready, more = _child(where, len(found), len(plans), target, worker)
+            found += more if ready else more * (len(plans) - len(found))
     return found
 
 
 def _child(
     where: Path, first: int, count: int, target: Target, worker: Sequence[str]
-) -> list[Timing]:
-    """What one child finds, from plan `first` on; at least one timing."""
+) -> tuple[bool, list[Timing]]:
+    """Whether a child opened the device, and what it finds from plan `first` on: at least one
+    timing."""
     command = [*worker, str(where), str(first), target.name, target.backend]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     lines: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_read, args=(child, lines), daemon=True)
     reader.start()
     found: list[Timing] = []
-    why, patience = "", START_SECONDS
+    why, patience, ready = "", START_SECONDS, False
     while first + len(found) < count:
         try:
             line = lines.get(timeout=patience)
@@ -103,14 +115,14 @@ def _child(
         if line is None:
             why = f"the process ended with status {child.wait()}"
             break
-        patience = SECONDS
+        patience, ready = SECONDS, True
         with suppress(ValueError, KeyError, TypeError):  # ready
             said: dict[str, Any] = json.loads(line)
             found.append(Timing(said["ns"], said.get("why", "")))
     child.kill()
     child.wait()
     reader.join()
-    return [*found, Timing(None, why)] if why else found
+    return ready, [*found, Timing(None, why)] if why else found
 
 
 def _read(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:

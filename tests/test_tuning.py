@@ -153,6 +153,19 @@ def test_a_child_that_hangs_is_ended(target, monkeypatch):
     assert "hung" in found[1].why
 
 
+def test_a_child_that_cannot_start_is_told_and_nothing_is_kept(kept, target, monkeypatch):
+    monkeypatch.setattr(
+        "eggpu.compiler.variants.worth_timing", lambda g, _: {group_key(g[0]): g[0]}
+    )
+    started = kept / "started"
+    says = f"open({str(started)!r}, 'a').write('x'); raise SystemExit(3)"
+    selection = compile_graph(trace_call(program, values()).graph, target).selection
+    with pytest.warns(UserWarning, match="nothing could be timed: .* ended with status 3"):
+        assert tuning.tuned(selection, target, (sys.executable, "-c", says)) == {}
+    assert started.read_text() == "x"  # one child, not one for each tiling
+    assert tuning.load(target) == {}
+
+
 def test_a_kernel_that_does_not_compile_has_no_time(target):
     good, other = list(plans(target).values())[:2]
     broken = replace(other, kernels=(replace(other.kernels[0], wgsl="fn main( {"),))
