@@ -178,6 +178,18 @@ def test_scaled_losses_skip_what_overflows() -> None:
     )
 
 
+@pytest.mark.parametrize("value", [np.nan, 0.0])
+def test_the_factor_of_a_loss_comes_back_from_any_run_of_steps(value: float) -> None:
+    opt = optim.scaled(optim.sgd(0.0), interval=1)
+    update = eg.compile(lambda s, g: opt.update(g, s, g)[1], name="update")
+    state = opt.init({"w": np.zeros(3, np.float32)})
+    for _ in range(160):  # 2^16 doubled so often is infinite, halved so often 0
+        state = update(state, {"w": np.full(3, value, np.float32)})
+    assert float(state.scale) == (2.0**96 if value == 0.0 else 2.0**-24)
+    other = np.full(3, 0.0 if np.isnan(value) else np.nan, np.float32)
+    assert float(update(state, {"w": other}).scale) == (2.0**95 if value == 0.0 else 2.0**-23)
+
+
 def test_clipped_is_clipping_before_the_update() -> None:
     found, _ = train(optim.clipped(optim.sgd(0.1), norm=0.5, value=0.4), steps=5)
     plain = start()

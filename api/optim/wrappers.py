@@ -213,6 +213,9 @@ def ema(inner: Optimizer, decay: float = 0.999) -> EMA:
     return EMA(inner, decay)
 
 
+_FACTORS = 2.0**-24, 2.0**96  # bounds of a loss's factor
+
+
 @dataclass(frozen=True)
 class ScaledState:
     """The factor of the loss, finite steps since it changed, and the optimizer's state."""
@@ -250,6 +253,7 @@ class Scaled:
         grown = good == self.interval
         raised = M.where(grown, state.scale * self.growth, state.scale)
         scale = M.where(fine, raised, state.scale * self.backoff)
+        scale = M.clip(scale, *_FACTORS)  # no run of good or bad steps ends at infinity or 0
         new, inner = choose(fine, (new, inner), (model, state.inner))
         return new, ScaledState(scale, M.where(grown, 0, good), inner)
 
@@ -261,7 +265,7 @@ def scaled(
     """`inner` for losses multiplied by `state.scale`, so that small f16 gradients stay above 0.
 
     The factor halves when a gradient is not finite, and that step is skipped; it doubles after
-    `interval` finite steps (torch.amp.GradScaler).
+    `interval` finite steps (torch.amp.GradScaler), within 2^-24 and 2^96.
     """
     return Scaled(inner, initial, growth, backoff, interval)
 
