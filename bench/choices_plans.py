@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from choices_work import Workload
 
 from eggpu.compiler.codegen import lower
 from eggpu.compiler.codegen.attention import attention_tiles
-from eggpu.compiler.codegen.contract import Operand, vector_axis
+from eggpu.compiler.codegen.contract import product_tiles
 from eggpu.compiler.codegen.source import Job
 from eggpu.compiler.egraph import saturate_graph
 from eggpu.compiler.egraph.force import Forced, forced
@@ -30,7 +29,7 @@ from eggpu.compiler.schedule.selection import Group, Selection, body
 from eggpu.compiler.schedule.serialize import plan_to_json
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
 from eggpu.compiler.schedule.target import H200 as H200_RATES
-from eggpu.compiler.schedule.tile import Tile, candidates
+from eggpu.compiler.schedule.tile import Tile
 from eggpu.compiler.schedule.tile_attention import Pass
 from eggpu.compiler.schedule.verify import verify_plan
 from eggpu.compiler.tracing import trace
@@ -160,13 +159,7 @@ def _kernels_of(
 def _product_tiles(group: Group, product: Node, target: Target) -> list[Tile]:
     memory = {o: o for o in group.operands if o not in group.outputs}
     job = Job(group, target, memory)
-    a, b = product.operands
-    *lead, m, k = a.shape
-    n, batch = b.shape[-1], math.prod(lead)
-    left = Operand(a, ("batch", "m", "k"), (batch, m, k))
-    right = Operand(b, ("batch", "k", "n"), (batch, k, n))
-    axes = vector_axis(job, left, "mk"), vector_axis(job, right, "kn")
-    return candidates(target, batch, m, n, k, *axes, count=MOST_TILES)
+    return product_tiles(job, product, MOST_TILES)
 
 
 def _attention_tiles(node: Node, target: Target) -> Iterator[tuple[Pass, Tile, float]]:

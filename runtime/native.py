@@ -63,7 +63,8 @@ def copies(
     buffer: Any, offset: int, nbytes: int, image: Any, width: int, texel: int, row: int = 0
 ) -> list[Copy]:
     """Copies of a range of a buffer to an image, from a row on: of whole rows, and of the rest."""
-    rows, rest = divmod(nbytes // texel, width)
+    # buffers end at multiples of texels, so that the last one may hold other bytes as well
+    rows, rest = divmod(-(-nbytes // texel), width)
     out = [Copy(buffer, offset, image, row, rows, width, texel)] if rows else []
     if rest:
         start = offset + texel * width * rows

@@ -12,12 +12,13 @@ from ..index import Index, flatten, unflatten
 from ..ir import Kind, Node
 from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.selection import Group, body
-from ..schedule.space import Analysis, Space, turned
+from ..schedule.space import Analysis, Space, analyze, turned
 from ..schedule.tile import Tile, candidates
 from ..schedule.tile_rows import ROWS
 from .emitter import LANE, Emitter, V, Value, aligned
 from .rewrite import partial_input, product_as_rows, replaced, summed
 from .rowwise import lower_job
+from .skewed import Strides, shifts, strides
 from .source import Job, finish
 from .wgsl import length, wgsl_type
 
@@ -63,6 +64,11 @@ class Operand:
         return (*unflatten(coords[0], self.node.shape[:-2]), *coords[1:])
 
 
+def product_tiles(job: Job, dot: Node, count: int) -> list[Tile]:
+    """The best tilings for a group around one product of floats."""
+    return _Product(job, analyze(job.group), dot).tiles(count)
+
+
 class _Product:
     def __init__(self, job: Job, a: Analysis, dot: Node) -> None:
         self.job, self.a, self.dot = job, a, dot
@@ -74,13 +80,14 @@ class _Product:
             "a": Operand(left, ("batch", "m", "k"), (self.batch, self.m, self.k)),
             "b": Operand(right, ("batch", "k", "n"), (self.batch, self.k, self.n)),
         }
+        self.strides = {
+            name: strides(job, o.node, o.extents, places)
+            for (name, o), places in zip(self.operands.items(), ("brk", "bkr"), strict=True)
+        }
 
     def kernels(self) -> list[KernelSource]:
-        axes = (
-            vector_axis(self.job, self.operands["a"], "mk"),
-            vector_axis(self.job, self.operands["b"], "kn"),
-        )
-        tile = self._tile(axes)
+        axes = self.axes
+        tile = self._tile()
         if tile.splits == 1:
             return [self._kernel(self.job, tile, axes, None)]
         partial = Scratch("partial", (tile.splits, self.dot.type.size), "f32")
@@ -93,14 +100,23 @@ class _Product:
         )
         return [first, *lower_job(rest)]
 
-    def _tile(self, axes: tuple[str, str]) -> Tile:
+    def _tile(self) -> Tile:
         hint = self.job.hints.get("tile")
-        if isinstance(hint, Tile):
-            return hint
+        return hint if isinstance(hint, Tile) else self.job.ranked(self.tiles(self.job.count))
+
+    @property
+    def axes(self) -> tuple[str, str]:
+        """Those along which four elements of the operands are loaded."""
+        a, b = self.operands["a"], self.operands["b"]
+        return vector_axis(self.job, a, "mk"), vector_axis(self.job, b, "kn")
+
+    def tiles(self, count: int) -> list[Tile]:
+        """The best tilings."""
         a, b = (words_each(self.job, self.operands[name].node) for name in "ab")
-        shape = (self.batch, self.m, self.n, self.k)
-        count, words = self.job.count, (a, b)
-        return self.job.ranked(candidates(self.job.target, *shape, *axes, count=count, words=words))
+        shape, (a_axis, b_axis) = (self.batch, self.m, self.n, self.k), self.axes
+        skews = shifts(self.strides["a"], a_axis), shifts(self.strides["b"], b_axis)
+        target = self.job.target
+        return candidates(target, *shape, a_axis, b_axis, count, words=(a, b), skews=skews)
 
     def _kernel(
         self, job: Job, tile: Tile, axes: tuple[str, str], partial: Scratch | None
@@ -146,6 +162,7 @@ class _Product:
         if tile.template == "contract_cpu.wgsl.j2":
             vec = 4 if wide and tile.values["CW"] == 4 else 1
             values["folded"] = self._is_long(emitter, store, vec)
+            values["skews"] = self._texels(emitter, tile)
         features = ("subgroup",) if job.target.kind == "cpu" and "L" in tile.values else ()
         return finish(
             job,
@@ -156,6 +173,23 @@ class _Product:
             tile.workgroup,
             features=features,
         )
+
+    def _texels(self, emitter: Emitter, tile: Tile) -> dict[str, Strides]:
+        """The strides of the operands that the template loads as skewed vec4s, by its names."""
+        found: dict[str, Strides] = {}
+        for role, name in zip("ab", "ba" if tile.swap else "ab", strict=True):
+            if role not in str(tile.values.get("skew", "")):
+                continue
+            at = self.strides[name]
+            assert at is not None
+            em = emitter.child()
+            em.phase = emitter.phase + 1
+            text = em.texel(at.node, "at")
+            emitter.functions[f"texel_{role}"] = (
+                f"fn texel_{role}(at: u32) -> vec4<f32> {{\n  return {text};\n}}"
+            )
+            found[role] = at
+        return found
 
     def _is_long(self, emitter: Emitter, store: Callable[..., str], vec: int) -> bool:
         """Whether what follows a result is so long that it should be in the text once."""

@@ -60,6 +60,7 @@ class Access:
     reused: bool = False  # vec4s of it are loaded several times
     kept: bool = False  # it is an argument that hardly changes
     paired: bool = False  # lanes store it in pairs
+    skewed: bool = False  # vec4s of it are loaded whose elements are no four of its last axis
     # flat indexes, and the pass in which they stand
     at: list[tuple[Index, int]] = field(default_factory=list[tuple[Index, int]])
 
@@ -381,6 +382,15 @@ class Emitter:
             text = loaded(text, access.dtype, True)
             known = self.let(("four", k, quad), "load", text, depth, True)
         return Value(f"{known.text}.{'xyzw'[c]}", depth=known.depth)
+
+    def texel(self, node: Node, at: str) -> str:
+        """Vec4 number `at` of a stored node's elements, from an image, which may end within it."""
+        access = self._read(node)
+        access.reused = access.vector = access.skewed = True
+        access.at.append((Index(), self.phase))  # for others as well: no result takes its memory
+        stored = access.stored
+        shape = stored_base(stored).shape if isinstance(stored, Node) else stored.shape
+        return quad_access(self._reads[node], row_width(shape, "image4"), at)
 
     def _quad(self, k: int, access: Access, quad: Index) -> tuple[str, int]:
         """Four elements of binding k from vec4 number `quad` on, and the depth of the block."""

@@ -122,11 +122,13 @@ def _elements(target: Target, accesses: Sequence[Access], outputs: int) -> tuple
         for k, a in enumerate(accesses)
         if k >= outputs and target.keeps and a.kept and 256 <= a.size <= LARGEST
     ]
-    images = sorted(worth, key=lambda k: (-accesses[k].size, k))[:_MOST_IMAGES]
+    images = sorted(worth, key=lambda k: (not accesses[k].skewed, -accesses[k].size, k))[
+        :_MOST_IMAGES
+    ]
     found: list[str] = []
     for k, a in enumerate(accesses):
         if k in images:
-            single = a.single or a.size % 4
+            single = a.single or (a.size % 4 and not a.skewed)
             found.append(("image1" if single else "image4") + ("u" if a.dtype == "u32" else ""))
         else:
             plain = ELEMENT if a.paired else storage_type(a.dtype, a.vector)

@@ -68,6 +68,7 @@ class Product:
     b_axis: str
     swap: bool
     words: tuple[float, float] = (1.0, 1.0)  # in memory, an element of a and of b
+    skews: tuple[str, str] = ("", "")  # "k", or "row" (of a; column, of b): lies along it, anywhere
 
     @property
     def flops(self) -> int:
@@ -76,8 +77,9 @@ class Product:
     def swapped(self) -> Product:
         other = {"m": "n", "n": "m", "k": "k", "none": "none"}
         a_axis, b_axis = other[self.b_axis], other[self.a_axis]
-        words = self.words[1], self.words[0]
-        return Product(self.batch, self.n, self.m, self.k, a_axis, b_axis, not self.swap, words)
+        words, skews = (self.words[1], self.words[0]), (self.skews[1], self.skews[0])
+        shape = self.batch, self.n, self.m, self.k
+        return Product(*shape, a_axis, b_axis, not self.swap, words, skews)
 
 
 def candidates(
@@ -90,17 +92,19 @@ def candidates(
     b_vec_axis: str = "n",
     count: int = 4,
     words: tuple[float, float] = (1.0, 1.0),
+    skews: tuple[str, str] = ("", ""),
 ) -> list[Tile]:
     """The `count` best tilings of c[batch, m, n] = a[batch, m, k] b[batch, k, n]; never empty.
 
     The vector axes are those of `templates.Axis`; `words` are the words in memory an element of a
-    and of b.
+    and of b; `skews` are the axes along which they can be read as vec4s that begin anywhere ("k",
+    or "row", that of the result; "": none).
     """
     if min(batch, m, n, k) < 1:
         raise ValueError(
             f"a contraction needs positive extents, got batch {batch}, {m} x {n} x {k}"
         )
-    product = Product(batch, m, n, k, a_vec_axis, b_vec_axis, False, words)
+    product = Product(batch, m, n, k, a_vec_axis, b_vec_axis, False, words, skews)
     tiles: list[Tile] = []
     if target.kind == "cpu" and target.subgroup:
         tiles.extend(_shuffle_tiles(target, product))
@@ -140,17 +144,32 @@ _MOST_STEPS = 32  # of k a block: the driver takes long for loads
 # it is another line of memory under way
 _FAR, _NEAR_STEPS, _FAR_APART = 2048, 8, 0.2
 _MOST_ROWS = 64  # of a tile; 32 where loads are fast, for long kernels take long to compile
+_TWO_LOADS = 1.75  # vec4s that are loaded for one of a row that begins anywhere
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
+def _skewed(target: Target, product: Product) -> list[str]:
+    """The operands, of "a" and "b", that may be loaded as skewed vec4s: none, or all that can."""
+    found = [name for name, axis in zip("ab", product.skews, strict=True) if axis]
+    return ["", "".join(found)] if found and target.images else [""]
+
+
 def _shuffle_tiles(target: Target, product: Product) -> Iterator[Tile]:
+    for skew in _skewed(target, product):
+        yield from _tiles_of(target, product, skew)
+
+
+def _tiles_of(target: Target, product: Product, skew: str) -> Iterator[Tile]:
     p, lanes = product, target.subgroup
     fast = target.images and "none" not in (p.a_axis, p.b_axis)
     for most in _ROWS:
         if (most > 8 and most >= 2 * p.m) or most > _MOST_ROWS // (2 if fast else 1):
             break
-        rows = _even_rows(target, p, most)
-        for width in (1, 4):
+        rows = _even_rows(target, p, most, skew)
+        quads = 1 << (rows // 4).bit_length()  # lanes of one step of k that hold a skewed column
+        if "a" in skew and (rows < lanes or (p.skews[0] == "row" and quads > lanes)):
+            continue
+        for width in (4,) if "b" in skew else (1, 4):
             tiles = p.batch * ceil(p.m / rows) * ceil(p.n / (lanes * width))
             block = _block_of_k(target, rows, p.k)
             for splits in split_counts(tiles, 2 * _WORKERS, p.k, 256):
@@ -160,12 +179,14 @@ def _shuffle_tiles(target: Target, product: Product) -> Iterator[Tile]:
                 if tiles * splits > target.max_groups**2:
                     continue
                 grid = fold(tiles * splits, target.max_groups)
-                spent, images = _shuffle_ns(target, p, rows, width, tiles, splits)
+                spent, images = _shuffle_ns(target, p, rows, width, tiles, splits, skew)
                 spent *= _far_apart(p, width, block)
                 params: tuple[tuple[str, Value], ...] = (
                     ("L", lanes), ("TM", rows), ("CW", width), ("CV", 1), ("KU", block),
                     ("splits", splits), ("grid", grid),
                 )  # fmt: skip
+                if skew:
+                    params += ("skew", skew), ("quads", quads)
                 yield Tile(
                     template="contract_cpu.wgsl.j2",
                     params=params,
@@ -185,9 +206,12 @@ def _far_apart(product: Product, width: int, block: int) -> float:
     return 1 + _FAR_APART * max(0, block // _NEAR_STEPS - 1) if far else 1.0
 
 
-def _even_rows(target: Target, product: Product, most: int) -> int:
+def _even_rows(target: Target, product: Product, most: int, skew: str) -> int:
     """The least rows of as few tiles as `most` rows a tile need."""
     p = product
+    if "a" in skew:  # a tile begins at a multiple of 4, and a column fits in the lanes
+        most = min(most, 4 * (target.subgroup - 1)) if p.skews[0] == "row" else most
+        return ceil(p.m / ceil(p.m / most) / 4) * 4
     rows = ceil(p.m / ceil(p.m / most))
     return rows if rows >= target.subgroup and p.a_axis != "m" else most
 
@@ -201,7 +225,7 @@ def _block_of_k(target: Target, rows: int, k: int) -> int:
 
 
 def _shuffle_ns(
-    target: Target, product: Product, rows: int, width: int, tiles: int, splits: int
+    target: Target, product: Product, rows: int, width: int, tiles: int, splits: int, skew: str
 ) -> tuple[float, str]:
     """(nanoseconds of one core for the whole product, idle threads counted; operands that are
     better read from images)."""
@@ -222,6 +246,11 @@ def _shuffle_ns(
         if p.words[name == "b"] < PACKED:  # words and scales, which several steps share; no images
             step += ones * (_LOAD1 / 2 + UNPACK)
             continue
+        if name in skew:
+            step += _IMAGE4 * _skewed_loads(p, name, rows, lanes)
+            copied += 2 * (_COPY + nbytes / _COPIED)
+            images += {"a": "b", "b": "a"}[name] if p.swap else name
+            continue
         each = fours * _LOAD4 if vector else ones * _LOAD1
         less = fours * _IMAGE4 if vector else ones * _IMAGE1
         copy = 2 * (_COPY + nbytes / _COPIED)  # by one thread
@@ -235,6 +264,15 @@ def _shuffle_ns(
     stores = used * (_STORE4 if vector_store else _STORE1 * width) * lanes / 8
     spent = steps * step + groups * (stores + _GROUP) + copied
     return spent + (_ADD_PARTS if splits > 1 else 0.0), "".join(sorted(images))
+
+
+def _skewed_loads(product: Product, name: str, rows: int, lanes: int) -> float:
+    """Loads of vec4s a step of k, of an operand whose rows begin anywhere."""
+    if name == "b":
+        return 1.0 if product.skews[1] == "k" else _TWO_LOADS
+    if product.skews[0] == "k":
+        return ceil(rows / lanes) / 4
+    return (1 << (rows // 4).bit_length()) / lanes
 
 
 # -- shared memory: one workgroup a tile -----------------------------------------------------------

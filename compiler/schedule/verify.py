@@ -290,7 +290,7 @@ class _Contents:
         buffer, count = self.plan.buffers[copy.buffer], len(self.plan.images)
         _need(0 <= copy.image < count, where, f"copies to image {copy.image} of {count} images")
         image = self.plan.images[copy.image]
-        whole = buffer.dtype in ("f32", "u32") and buffer.nbytes % image.texel == 0
+        whole = buffer.dtype in ("f32", "u32") and buffer.nbytes % 4 == 0
         _need(whole, where, f"copies texels of f32 or u32 to an image, {buffer.name} has none")
         stays = not copy.kept or (buffer.place[0] == "input" and copy.kernel == 0)
         _need(stays, where, f"keeps a copy of {buffer.name}, no argument of its own")
