@@ -205,6 +205,7 @@ REFUSED = {
     **{f"attention-{name}-scaled": {"m": 2.0} for name in ("dq", "dqt", "dk", "dkt")},
     **{f"attention-{name}": {"e": 2.0} for name in ("dq", "dqt", "dk", "dkt")},
     "drop-div-guard": {"c": 0.0},
+    "constant-right-mul": {"c": -math.inf},
     "scores-gradient-div": {"m": 0.0},
 }
 

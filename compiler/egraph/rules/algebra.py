@@ -25,11 +25,12 @@ IDENTITIES = (
 )  # fmt: skip
 
 _FLOAT = ("(= f (dtype x))", "(float f)")
+_FINITE = ("(< 0.0 (abs c))", "(< (abs c) inf)")
 # Numbers meet: the engine's doubles are rounded once to the dtype, never worse than the operations
 # they replace. A number that would stay as it is (0, an infinity) is left alone, for such a value
 # equals its own multiples and would be folded forever. 1 / c is exact for a power of two.
 NUMBERS = (
-    _rule("constant-right-mul", "(Mul #c x)",          "(Mul x (const c x))"),
+    _rule("constant-right-mul", "(Mul #c x)",          "(Mul x (const c x))", *_FINITE),
     _rule("constant-right-add", "(Add #c x)",          "(Add x (const c x))"),
     _rule("fold-mul-mul",       "(Mul (Mul x #c) #d)", "(Mul x (const (* c d) x))", *_FLOAT,
           "(!= (* c d) c)"),

@@ -123,6 +123,10 @@ CHOICES = (
     _rule("nest-choices", "(Select m (Select n x #c) #d)", "(Select (And m n) x (const c x))",
           "(= c d)"),
     _rule("comm-and", "(And m n)", "(And n m)"),
+    # without these a choice by a mask that hides nothing, which equals a part of itself, would nest
+    # for ever
+    _rule("and-same", "(And m m)", "m"),
+    _rule("and-true", "(And* m 1.0)", "m"),
     _rule("mask-by-adding", "(Add* x (Select m 0.0 #f))", "(Select m x (const f x))",
           "(<= f -1e9)"),
 )  # fmt: skip
@@ -193,6 +197,7 @@ SAMPLES = {
     "choose-equal-other choose-unequal-other": {"m": "bool[3, 4]", "c": 1.0, "d": 0.0, "e": 0.0},
     "nest-choices": {"m": "bool[3, 4]", "n": "bool[3, 4]", "x": "f32[3, 4]", "c": -1e9, "d": -1e9},
     "comm-and": {"m": "bool[3, 4]", "n": "bool[3, 4]"},
+    "and-same and-true": {"m": "bool[3, 4]"},
     "mask-by-adding": {"x": "f32[4, 5]", "m": "bool[4, 5]", "f": -1e9},
 }
 RULES = with_samples((*POSITIONS, *TRIANGLES, *BOUNDS, *VIEWS, *CHOICES), SAMPLES)
