@@ -1,4 +1,4 @@
-"""Products whose operands' rows begin anywhere: whole vec4s are loaded, and the values are right."""
+"""Products whose operands' rows begin anywhere: whole vec4s are loaded, values are right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import eggpu as eg
 from eggpu.compiler.codegen import lower
 from eggpu.compiler.codegen.contract import product_tiles
 from eggpu.compiler.codegen.source import Job
-from eggpu.compiler.ir import Graph, Kind, Node
+from eggpu.compiler.ir import Graph, Kind
 from eggpu.compiler.reference import evaluate
 from eggpu.compiler.schedule.assemble import assemble
 from eggpu.compiler.schedule.plan import Plan
