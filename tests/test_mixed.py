@@ -171,3 +171,54 @@ def test_small_gradients_need_the_factor_of_the_loss():
     kept = gradient(w, x, np.float32(2**16)).numpy() / 2**16
     assert np.abs(kept - exact).max() < 5e-3 * np.abs(exact).max()
     assert np.abs(lost - exact).max() > 1e-2 * np.abs(exact).max()
+
+
+def exact(q, k, v, ct, bias, seen):
+    """Attention and its gradients in float64."""
+    q, k, v, ct = (x.astype(np.float64) for x in (q, k, v, ct))
+    s = np.where(seen, q @ k.swapaxes(-1, -2) * 0.25 + bias, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    dp = ct @ v.swapaxes(-1, -2)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+    dq, dk = ds @ k * 0.25, ds.swapaxes(-1, -2) @ q * 0.25
+    return p @ v, dq, dk, p.swapaxes(-1, -2) @ ct
+
+
+@HALF
+@pytest.mark.parametrize("large", [1, 32], ids=["", "large"])
+@pytest.mark.parametrize(
+    ("queries", "keys", "size", "width"), [(33, 33, 15, 15), (17, 130, 20, 5), (1, 64, 16, 16)]
+)
+@pytest.mark.parametrize("half", [False, True], ids=["f32", "f16"])
+def test_attention_is_as_near_as_its_operands(half, queries, keys, size, width, large):
+    """Operands that f16 holds exactly: what is left is float32's rounding, and where the program
+    itself has f16 scores, that of the scores. Some rows see one key only."""
+    rng = np.random.default_rng(queries)
+
+    def values(*shape):
+        return rng.standard_normal(shape).astype(np.float16).astype(np.float32)
+
+    q, k = values(2, queries, size) * large, values(2, keys, size)
+    v, ct, bias = values(2, keys, width), values(2, queries, width), values(queries, keys)
+    seen = rng.random((queries, keys)) < 0.6
+    seen[1::4] = False
+    seen[:, 0] = True
+
+    def attention(q, k, v):
+        if half:
+            q, k, v = (x.astype("f16") for x in (q, k, v))
+        scores = (q @ k.swapaxes(-1, -2)).astype("f32") * 0.25 + bias
+        return nn.softmax(eg.where(seen, scores, -np.inf), -1) @ v.astype("f32")
+
+    def step(q, k, v, ct):
+        grads = eg.grad(lambda *x: (attention(*x) * ct).sum(), (0, 1, 2))(q, k, v)
+        return attention(q, k, v), *grads
+
+    want = exact(q, k, v, ct, bias, seen)
+    rounding = np.abs(q @ k.swapaxes(-1, -2)).max() * 0.25 * 2.0 ** (-10 if half else -21)
+    for precision in ("mixed", "float32"):
+        got = eg.compile(step, precision=precision, cache=False)(q, k, v, ct)
+        for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+            error = np.abs(np.asarray(a) - b).max() / np.abs(b).max()
+            assert error < (3e-3 if half else 1e-5) + rounding, (precision, name)
