@@ -12,7 +12,7 @@ from eggpu.compiler import pytree
 from eggpu.compiler.tracing import Array, leaf_type
 from eggpu.compiler.types import Type
 from eggpu.leaves import DeviceStorage, buffer_of
-from eggpu.runtime import Device, DeviceBuffer
+from eggpu.runtime import Device, DeviceBuffer, Executable, Handed
 
 _PLAIN = (int, float, bool, np.generic, np.ndarray)
 
@@ -20,18 +20,35 @@ _PLAIN = (int, float, bool, np.generic, np.ndarray)
 class Held:
     """The arrays of a tree that a call returned, made when the first of them is asked for."""
 
-    __slots__ = ("_arrays", "buffers", "structure", "types")
+    __slots__ = ("_arrays", "_source", "start", "stop", "structure", "types")
 
     def __init__(
-        self, structure: pytree.Structure, types: Sequence[Type], buffers: Sequence[DeviceBuffer]
+        self,
+        structure: pytree.Structure,
+        types: Sequence[Type],
+        source: Sequence[DeviceBuffer] | Handed,
+        start: int,
     ) -> None:
-        self.structure, self.types, self.buffers = structure, types, buffers
+        """`source` has the buffers from number `start` on."""
+        self.structure, self.types = structure, types
+        self._source, self.start, self.stop = source, start, start + len(types)
         self._arrays: list[Array] | None = None
 
     @property
     def untouched(self) -> bool:
         """Whether no array was asked for, so that each is still what the call returned."""
         return self._arrays is None
+
+    @property
+    def handed(self) -> Handed | None:
+        """What the tree is a part of, if a call can take it over."""
+        return self._source if isinstance(self._source, Handed) else None
+
+    @property
+    def buffers(self) -> Sequence[DeviceBuffer]:
+        source = self._source
+        found = source.buffers() if isinstance(source, Handed) else source
+        return found[self.start : self.stop]
 
     def _made(self) -> list[Array]:
         if self._arrays is None:
@@ -52,22 +69,36 @@ class Held:
 class Results:
     """Puts together what a program returns."""
 
-    def __init__(self, structure: pytree.Structure, types: Sequence[Type]) -> None:
+    def __init__(
+        self, structure: pytree.Structure, types: Sequence[Type], cycle: int, fetch: Sequence[int]
+    ) -> None:
+        """`cycle` as the program's executable has it; `fetch` as its calls are told."""
         self._whole = structure.kind is not tuple
-        self._parts: list[tuple[pytree.Structure, int, int, list[Type]]] = []
+        self._parts: list[tuple[pytree.Structure, int, list[Type]]] = []
         at = 0
         for part in [structure] if self._whole else structure.children:
-            self._parts.append((part, at, at + part.leaves, list(types[at : at + part.leaves])))
+            self._parts.append((part, at, list(types[at : at + part.leaves])))
             at += part.leaves
+        trees = [(start, start + part.leaves) for part, start, _ in self._parts if part.keys]
+        covered = sum(stop - start for start, stop in trees if stop <= cycle)
+        self._cycle = cycle if covered == cycle and all(i >= cycle for i in fetch) else 0
 
-    def __call__(self, buffers: Sequence[DeviceBuffer]) -> Any:
-        """The results in these buffers, in the order of their leaves."""
+    def handed(self, executable: Executable, buffers: Sequence[DeviceBuffer]) -> Any:
+        """The results of a call; those are handed on of which nobody may look at one alone."""
+        handed = executable.hand(buffers) if self._cycle else None
+        return self(handed, buffers[self._cycle :]) if handed is not None else self(None, buffers)
+
+    def __call__(self, handed: Handed | None, buffers: Sequence[DeviceBuffer]) -> Any:
+        """The results in order: what is handed on, then these buffers."""
+        first = 0 if handed is None else self._cycle
         out: list[Any] = []
-        for part, start, stop, types in self._parts:
+        for part, start, types in self._parts:
             if part is pytree.LEAF:
-                out.append(Array(storage=DeviceStorage(types[0], buffers[start])))
+                out.append(Array(storage=DeviceStorage(types[0], buffers[start - first])))
+            elif handed is not None and start < first:
+                out.append(pytree.later(part, Held(part, types, handed, start)))
             else:
-                out.append(pytree.later(part, Held(part, types, buffers[start:stop])))
+                out.append(pytree.later(part, Held(part, types, buffers, start - first)))
         return out[0] if self._whole else tuple(out)
 
 
@@ -104,6 +135,22 @@ class Arguments:
                 self._parts[k] = held.structure, at, held.types  # compared in no time from now on
         return out
 
+    def handed(self, args: Sequence[Any], count: int) -> Handed | None:
+        """What the first `count` leaves of `args` are all of, for which `leaves` was asked."""
+        first = _held(args[0]) if args and count else None
+        handed = None if first is None else first.handed
+        if handed is None:
+            return None
+        for arg, (part, at, _) in zip(args, self._parts):
+            if at >= count:
+                if part is not pytree.LEAF:
+                    return None
+                continue
+            held = None if part is pytree.LEAF else _held(arg)
+            if held is None or held.handed is not handed or held.start != at:
+                return None
+        return handed
+
     def buffers(self, args: Sequence[Any], on: Device) -> list[DeviceBuffer] | None:
         """The memory of all leaves of `args`, for which `leaves` was asked; None where some of it
         is another device's."""
@@ -113,9 +160,10 @@ class Arguments:
                 out.append(buffer_of(arg, on))
                 continue
             held = _held(arg)
-            if held is None or held.buffers[0].device is not on:
+            found = () if held is None else held.buffers
+            if not found or found[0].device is not on:
                 return None
-            out += held.buffers
+            out += found
         return out
 
 

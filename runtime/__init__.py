@@ -11,3 +11,4 @@ from .errors import DeviceError as DeviceError
 from .errors import DonatedError as DonatedError
 from .errors import KernelError as KernelError
 from .executor import Executable as Executable
+from .handed import Handed as Handed

@@ -81,7 +81,7 @@ class DeviceBuffer:
     def __init__(
         self,
         device: Device,
-        storage: Storage,
+        storage: Storage | None,
         nbytes: int,
         offset: int = 0,
         slab: Slab | None = None,
@@ -92,7 +92,7 @@ class DeviceBuffer:
         self.slab = slab
         self.fetched: Fetched | None = None
         self._told = False  # the host has taken what was fetched
-        self._storage: Storage | None = storage
+        self._storage = storage
         self._donated = "", 0  # the call that took it, and as which argument
 
     @property
@@ -134,6 +134,18 @@ class DeviceBuffer:
         """Gives the memory back; uses raise DonatedError from now on."""
         if self.slab is None and self._storage is not None:
             self.device.pool.returned.append(self._storage)
+        self._storage = self.slab = None
+        self._donated = call, argument
+
+    @classmethod
+    def gone_to(cls, device: Device, nbytes: int, call: str, argument: int) -> DeviceBuffer:
+        """Stands for a value that a call has consumed."""
+        out = cls(device, None, nbytes)
+        out._donated = call, argument
+        return out
+
+    def disown(self, call: str, argument: int) -> None:
+        """Lets go of the memory, which something else stands for now; uses raise DonatedError."""
         self._storage = self.slab = None
         self._donated = call, argument
 

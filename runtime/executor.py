@@ -18,6 +18,7 @@ from . import native, timing
 from .buffers import MOST_FETCHED, DeviceBuffer, Fetched, Slab, Storage
 from .device import Device
 from .errors import KernelError
+from .handed import Handed, cycle, hand
 from .limits import check_plan
 from .pipelines import Accesses, has_immediates
 from .places import Arguments, Places, Spot, move
@@ -89,6 +90,7 @@ class Executable:
         bound = {n for p in self._kernels for b in p.kernel.bindings for n in b.buffers}
         bound = {base for b in bound for base in self._loops.bases(b)}
         self._arguments = Arguments(plan, device, self._written)
+        self.cycle = 0 if self._kept else cycle(plan, self._written)  # see `again`
         self._external = sorted({self._owner(b) for b in bound if self._is_external(b)})
         self._made = [b for b in sorted(bound | set(plan.outputs)) if self._place(b) == "output"]
         kept = ("arena", "constant")
@@ -125,6 +127,32 @@ class Executable:
             for i in fetch:
                 out[i].fetched = fetched.get(self.plan.outputs[i])
             return out
+
+    def hand(self, results: Sequence[DeviceBuffer]) -> Handed | None:
+        """The first `cycle` results of a call, which nobody has seen, as `again` takes them."""
+        with self.device.lock:
+            return hand(self, results) if self.cycle else None
+
+    def again(
+        self, handed: Handed, others: Sequence[DeviceBuffer], fetch: Sequence[int] = ()
+    ) -> tuple[Handed, list[DeviceBuffer]] | None:
+        """Runs the plan for the first results of its last call as the first arguments, and `others`
+        after them; its first results, which again take their memory, and a buffer for each other
+        one. None where `handed` is not whole any more; raises as a call does.
+
+        `fetch` may not name one of the first results.
+        """
+        self.device.pipelines.wait()
+        with self.device.lock:
+            if handed.executable is not self or not handed.whole:
+                return None
+            places = self._with_made(self._arguments.again(handed.spots, handed.packs, others))
+            told = dict.fromkeys(self.plan.outputs[i] for i in fetch)
+            fetched = self._submit(self._recording(places), places, told)
+            out = self._other_results(others, places)
+            for i in fetch:
+                out[i - self.cycle].fetched = fetched.get(self.plan.outputs[i])
+            return handed.taken(self.plan.name), out
 
     def profile(self, buffers: Sequence[DeviceBuffer], repeat: int = 5) -> list[int]:
         """The median nanoseconds of each kernel over some calls; the arguments keep their values.
@@ -201,7 +229,10 @@ class Executable:
     def _places(self, buffers: Sequence[DeviceBuffer]) -> Places:
         """The memory of a call, results among it."""
         self.device.check()
-        places = self._arguments.place(buffers)
+        return self._with_made(self._arguments.place(buffers))
+
+    def _with_made(self, places: Places) -> Places:
+        """The same with memory for the results that are not written over arguments."""
         for b in self._made:
             made = places.made[b] = self.device.alloc(self.plan.buffers[b].nbytes)
             places.spots[b] = made.storage, 0
@@ -378,6 +409,19 @@ class Executable:
         for i in plan.donated:
             if not buffers[i].donated and id(buffers[i]) not in kept:
                 buffers[i].spend(plan.name, i)
+        return outputs
+
+    def _other_results(self, others: Sequence[DeviceBuffer], places: Places) -> list[DeviceBuffer]:
+        """One buffer a result after the first ones. Consumes what was donated of `others`."""
+        plan, first = self.plan, self.cycle
+        outputs: list[DeviceBuffer] = []
+        for b in plan.outputs[first:]:
+            place = plan.buffers[b].place
+            outputs.append(others[place[1] - first] if place[0] == "input" else places.made[b])
+        kept = {id(out) for out in outputs}
+        for i in plan.donated:
+            if i >= first and id(others[i - first]) not in kept:
+                others[i - first].spend(plan.name, i)
         return outputs
 
     def _spare(self, places: Places) -> Places:

@@ -65,6 +65,23 @@ class Arguments:
             self._separate(buffers, found)
         return found
 
+    def again(
+        self,
+        spots: dict[int, Spot],
+        packs: Sequence[Slab],
+        others: Sequence[DeviceBuffer],
+    ) -> Places:
+        """The memory of a call whose first arguments lie as its last one left them, and the others,
+        which it does not write over, in these buffers. Raises as `place` does."""
+        self.device.check()
+        first = len(self.sizes) - len(others)
+        found = Places(dict(spots), list(packs))
+        for i, buffer in enumerate(others, first):
+            if buffer.donated or buffer.device is not self.device or buffer.nbytes != self.sizes[i]:
+                self._refuse(i, buffer)
+            found.spots[self.plan.inputs[i]] = buffer.storage, buffer.offset
+        return found
+
     def _checked(self, buffers: Sequence[DeviceBuffer]) -> list[Spot]:
         """The spots of all arguments, hundreds of a model's, so without a loop in Python."""
         if len(buffers) != len(self.sizes):

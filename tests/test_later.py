@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 import eggpu as eg
 from eggpu import nn
 from eggpu.compiler import pytree
-from eggpu.runtime.errors import DonatedError
+from eggpu.runtime import DeviceBuffer
+from eggpu.runtime.errors import DonatedError, KernelError
 
 
 @dataclass(frozen=True)
@@ -212,3 +214,122 @@ def test_trees_of_numbers_are_pickled() -> None:
     again = pickle.loads(pickle.dumps(tree))
     assert type(again) is Inner
     assert again.scale == 1.5
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all buffers that are made."""
+    sizes: list[int] = []
+    init = DeviceBuffer.__init__
+
+    def counted(self: Any, device: Any, storage: Any, nbytes: int, *rest: Any) -> None:
+        sizes.append(nbytes)
+        init(self, device, storage, nbytes, *rest)
+
+    monkeypatch.setattr(DeviceBuffer, "__init__", counted)
+    return sizes
+
+
+def test_steps_hand_memory_on_without_a_buffer_for_each_value(made: list[int]) -> None:
+    train = eg.compile(step, donate=("m",))
+    x = eg.put(X)
+    m, _ = train(model(), x)
+    assert train._current().executable.cycle == 2
+    made.clear()
+    for n in range(2, 6):
+        m, loss = train(m, x)
+        assert float(loss) == 32 * n * 2**n
+    assert made == [4] * 4  # the losses
+    np.testing.assert_array_equal(m.weight.numpy(), np.full((4, 4), 6.0))
+    assert sorted(made) == [4] * 4 + [16, 64]
+
+
+def test_values_handed_on_are_gone_where_they_were(made: list[int]) -> None:
+    train = eg.compile(step, donate=("m",))
+    first, _ = train(model(), X)
+    second, _ = train(first, X)
+    third, _ = train(second, X)
+    for old in (first, second):
+        with pytest.raises(DonatedError, match=r"argument [01] of step was donated"):
+            train(old, X)
+        with pytest.raises(DonatedError, match="argument 1 of step was donated"):
+            old.inner.scale.numpy()
+    np.testing.assert_array_equal(third.inner.scale.numpy(), np.full(4, 16.0))
+
+
+def test_looks_between_steps_change_nothing() -> None:
+    train = eg.compile(step, donate=("m",))
+    show = eg.compile(lambda m: m.weight.sum() + m.inner.scale.sum())
+    m, _ = train(model(), X)
+    for n in range(2, 9):
+        if n % 3 == 0:
+            assert float(show(m)) == 16 * n + 4 * 2**n
+        if n % 4 == 0:
+            assert m.weight.numpy()[0, 0] == n
+        m, loss = train(m, X)
+        assert float(loss) == 32 * n * 2**n
+
+
+def test_a_tree_from_elsewhere_comes_between() -> None:
+    train = eg.compile(step, donate=("m",))
+    one, _ = train(model(), X)
+    other, _ = train(model(), X)
+    one, _ = train(one, X)
+    mixed = Model(one.weight, 3, other.inner)
+    mixed, loss = train(mixed, X)
+    assert float(loss) == 32 * 3 * 4.0
+    assert float(train(mixed, X)[1]) == 32 * 4 * 8.0
+
+
+def test_memory_that_was_handed_on_comes_back() -> None:
+    train = eg.compile(step, donate=("m",))
+    pool = eg.device().pool
+
+    def free() -> int:
+        gc.collect()
+        pool._collect()
+        return pool.free
+
+    m, old = model(), []
+    for _ in range(3):
+        m, loss = train(m, X)
+        float(loss)
+    before = free()
+    for _ in range(5):
+        old.append(m)
+        m, loss = train(m, X)
+        float(loss)
+    assert free() == before
+    del m
+    assert free() == before + 2 * 256  # also while trees are held that are gone
+    assert len(old) == 5
+
+
+def test_a_call_that_fails_takes_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = eg.compile(step, donate=("m",))
+    m, _ = train(model(), X)
+    m, _ = train(m, X)
+    executable = train._current().executable
+
+    def fail(*_: Any) -> None:
+        raise KernelError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(executable), "_submit", fail)
+        with pytest.raises(KernelError):
+            train(m, X)
+    assert float(train(m, X)[1]) == 32 * 3 * 2**3
+
+
+def test_results_that_are_fetched_or_alone_have_buffers() -> None:
+    both = eg.compile(step, donate=("m",), fetch=(0, 1))
+    m, _ = both(model(), X)
+    m, loss = both(m, X)
+    np.testing.assert_array_equal(m.weight.numpy(), np.full((4, 4), 3.0))
+    both(m, X)
+    np.testing.assert_array_equal(m.weight.numpy(), np.full((4, 4), 3.0))  # the host has it
+    assert float(loss) == 256.0
+    alone = eg.compile(lambda x: x + 1.0, donate=("x",))
+    y = alone(eg.put(X))
+    assert alone._current().executable.cycle == 1
+    np.testing.assert_array_equal(alone(y).numpy(), X + 2)
