@@ -46,6 +46,7 @@ class Translation:
         self._lock = threading.Lock()
         self._since = time.monotonic()  # when the device began with its present kernel
         self._over = threading.Event()  # nothing is left to take
+        self._stopped = False
         self._threads: list[threading.Thread] = []
         if len(kernels) <= _FEW:
             for key in kernels:
@@ -69,6 +70,7 @@ class Translation:
     def stop(self) -> None:
         """Gives up what has not begun, and waits for what has."""
         with self._lock:
+            self._stopped = True
             self._left.clear()
         self._over.set()
         for thread in self._threads:
@@ -94,6 +96,8 @@ class Translation:
             if others:
                 time.sleep(_WRITTEN)
             for key in others:
+                if self._stopped:  # some of them nobody has translated
+                    return
                 self._device.pipelines.translate(key)
 
     def _elsewhere(self) -> None:

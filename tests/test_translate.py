@@ -3,15 +3,22 @@ ends."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from eggpu.runtime import host
+import numpy as np
+import pytest
+
+import eggpu as eg
+from eggpu.runtime import host, translate
 
 PROGRAM = """
-import os, sys
+import os, signal, sys, time
 from pathlib import Path
 import numpy as np
 import eggpu as eg
@@ -31,6 +38,9 @@ def f(x, *ws):
     return x
 
 f.compile(x, *ws)
+if sys.argv[1] == "interrupted":
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(100)
 if sys.argv[1] == "run":
     want = x.astype(np.float64)
     for w in ws:
@@ -76,3 +86,48 @@ def test_a_cache_that_keeps_nothing(tmp_path: Path) -> None:
 
 def test_a_process_may_end_while_kernels_are_translated(tmp_path: Path) -> None:
     assert start("leave", tmp_path) == []
+
+
+def test_ctrl_c_while_kernels_are_translated(tmp_path: Path) -> None:
+    folders = {"EGGPU_CACHE_DIR": str(tmp_path), "MESA_SHADER_CACHE_DIR": str(tmp_path / "mesa")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "interrupted"],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **folders},
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_who_stops_waits_for_no_kernel_that_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = eg.device()
+    if on.target.kind != "cpu":
+        pytest.skip("GPUs' drivers translate when a pipeline is made")
+    begun: list[object] = []
+    real = on.pipelines.translate
+
+    def slow(key: object) -> int | None:
+        begun.append(key)
+        time.sleep(0.1)
+        return real(key)
+
+    monkeypatch.setattr(on.pipelines, "translate", slow)
+    monkeypatch.setattr(translate, "_devices", lambda: 1)
+    rng = np.random.default_rng(0)
+    sizes = [64 + 16 * k for k in range(13)]
+    ws = [rng.standard_normal((m, n), np.float32) / 8 for m, n in itertools.pairwise(sizes)]
+    x = rng.standard_normal((64, 64), np.float32)
+
+    @eg.compile(cache=False)
+    def f(x: eg.Array, *ws: eg.Array) -> eg.Array:
+        for w in ws:
+            x = eg.tanh(x @ w * 0.731)
+        return x
+
+    f.compile(x, *ws)
+    on.pipelines.stop()
+    assert len({k.wgsl for k in f.plan.kernels}) > 8
+    assert 1 <= len(begun) <= 3
+    want = x.astype(np.float64)
+    for w in ws:
+        want = np.tanh(want @ w * 0.731)
+    np.testing.assert_allclose(f(x, *ws).numpy(), want, atol=1e-4)  # the rest as it first runs
