@@ -53,15 +53,16 @@ def copy(tree: Any) -> Any:
     return pytree.unflatten(structure, leaves)
 
 
-def buffer_of(leaf: Any, on: Device) -> DeviceBuffer:
-    """The device memory of a leaf; an Array keeps it, so that it is uploaded once."""
+def buffer_of(leaf: Any, on: Device, known: Type | None = None) -> DeviceBuffer:
+    """The device memory of a leaf; an Array keeps it, so that it is uploaded once. `known` is the
+    leaf's type if that is known."""
     if isinstance(leaf, Array):
         if isinstance(leaf.storage, DeviceStorage) and leaf.storage.buffer.device is on:
             return leaf.storage.buffer
         buffer = on.upload(leaf.numpy())
         leaf.storage = DeviceStorage(leaf.type, buffer)
         return buffer
-    t = leaf_type(leaf)
+    t = known or leaf_type(leaf)
     return on.upload(np.asarray(leaf).astype(t.dtype.numpy, copy=False))
 
 

@@ -108,7 +108,7 @@ class _Version:
         handed = self.arguments.handed(args, executable.cycle)
         if handed is None:
             return None
-        others = [buffer_of(v, executable.device) for v in leaves.values()]
+        others = [buffer_of(v, executable.device, self.takes[1][k]) for k, v in leaves.items()]
         done = executable.again(handed, others, self.fetch)
         return None if done is None else self.results(*done)
 

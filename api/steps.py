@@ -109,6 +109,7 @@ class Arguments:
     def __init__(self, structure: pytree.Structure, types: Sequence[Type]) -> None:
         """`structure` and `types` are those of the positional arguments."""
         self._parts: list[tuple[pytree.Structure, int, Sequence[Type]]] = []
+        self._forms: dict[int, tuple[Any, Any]] = {}  # of arrays of NumPy that had the right type
         at = 0
         for part in structure.children:
             self._parts.append((part, at, types[at : at + part.leaves]))
@@ -122,8 +123,12 @@ class Arguments:
         out: dict[int, Any] = {}
         for k, (arg, (part, at, types)) in enumerate(zip(args, self._parts)):
             if part is pytree.LEAF:
-                if _type(arg) != types[0]:
-                    return None
+                form = (arg.shape, arg.dtype) if type(arg) is np.ndarray else None
+                if form is None or form != self._forms.get(at):
+                    if _type(arg) != types[0]:
+                        return None
+                    if form is not None:
+                        self._forms[at] = form
                 out[at] = arg
                 continue
             held = _held(arg)
@@ -155,9 +160,9 @@ class Arguments:
         """The memory of all leaves of `args`, for which `leaves` was asked; None where some of it
         is another device's."""
         out: list[DeviceBuffer] = []
-        for arg, (part, _, _) in zip(args, self._parts):
+        for arg, (part, _, types) in zip(args, self._parts):
             if part is pytree.LEAF:
-                out.append(buffer_of(arg, on))
+                out.append(buffer_of(arg, on, types[0]))
                 continue
             held = _held(arg)
             found = () if held is None else held.buffers

@@ -333,3 +333,17 @@ def test_results_that_are_fetched_or_alone_have_buffers() -> None:
     y = alone(eg.put(X))
     assert alone._current().executable.cycle == 1
     np.testing.assert_array_equal(alone(y).numpy(), X + 2)
+
+
+def test_leaves_of_other_kinds_with_the_same_type() -> None:
+    train = eg.compile(step, donate=("m",))
+    m, _ = train(model(), X)
+    kinds = [X, X.astype(np.float64), X.T.copy().T, eg.put(X), eg.array(X), X]
+    for n, x in enumerate(kinds, 2):
+        m, loss = train(m, x)
+        assert float(loss) == 32 * n * 2**n
+    assert train.programs == 1
+    m, loss = train(m, X.astype(np.float16))
+    assert train.programs == 2
+    assert float(train(m, X)[1]) == 32 * 9 * 2**9
+    assert train.programs == 2
