@@ -1,9 +1,12 @@
 """Times a training step of the models that are compared with other frameworks; prints JSON.
 
-    python bench/peers.py --task gpt
+    python bench/peers.py --task gpt --json
 
 Weights and batches are those of common.py in the folder --peers where there is one, else the same
 numbers made here. `ms` is the best mean over blocks of ten steps, each ended by reading a loss.
+Where torch is installed, eager torch on the CPU takes the same steps, its blocks in turn with ours
+and a pause before each, since its threads go on spinning; losses are compared, and `ratio` is our
+time over its.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import eggpu as eg
 from eggpu import nn, optim
 
 ROOT = Path(__file__).parents[1]
+THREADS, PAUSE = 2, 0.25  # of torch; seconds before a block
+TOLERANCE = 1e-4  # of losses
 _GPT_NAMES = {  # of common.py: ours
     "wte": "tokens.weight", "wpe": "positions.weight",
     "lnf": "norm", "ln1": "norm1", "ln2": "norm2",
@@ -44,6 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=("mlp", "gpt"), default="gpt")
     parser.add_argument("--peers", type=Path, default=ROOT.parent / "shared" / "peers")
+    parser.add_argument("--json", action="store_true", help="a line of JSON, which is the default")
+    parser.add_argument("--without-torch", action="store_true", help="our side alone")
     parser.add_argument("--blocks", type=int, default=10, help="of ten steps")
     parser.add_argument("--device", help="part of a device's name, or its number")
     parser.add_argument("--dump", type=Path, help="write every stage of the compiler")
@@ -53,7 +60,8 @@ def main() -> None:
         eg.device(args.device)
     weights, batches = numbers(args.task, args.peers)
     trainer = Trainer(args.task, weights, batches)
-    print(json.dumps(measure(trainer, args.blocks)))
+    other = None if args.without_torch else torch_side(args.task, weights, batches)
+    print(json.dumps(measure(trainer, args.blocks, other)))
     if args.dump is not None:
         trainer.step.dump(args.dump)
     if args.profile:
@@ -109,27 +117,53 @@ def training_step(opt: Any) -> Callable[..., Any]:
     return step
 
 
-def measure(trainer: Trainer, blocks: int) -> dict[str, Any]:
-    """Losses of the first ten steps, then the best of `blocks` blocks of ten."""
-    losses = [float(trainer.advance()) for _ in range(10)]
-    best = float("inf")
+def torch_side(task: str, weights: Arrays, batches: Batches) -> Any:
+    """The same in eager torch on two threads; None where it is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import peers_torch
+
+    return peers_torch.Trainer(task, weights, batches, THREADS)
+
+
+def measure(trainer: Trainer, blocks: int, other: Any = None) -> dict[str, Any]:
+    """Losses of the first ten steps, then the best of `blocks` blocks of ten, of both sides.
+
+    Raises ValueError where the losses of the two differ.
+    """
+    sides = {"": trainer} if other is None else {"": trainer, "torch_": other}
+    losses = {name: [float(side.advance()) for _ in range(10)] for name, side in sides.items()}
+    for name, found in losses.items():
+        worst = max(abs(a - b) for a, b in zip(found, losses[""], strict=True))
+        if not worst < TOLERANCE:
+            raise ValueError(f"losses need to agree within {TOLERANCE}, {name}losses: {worst:.2g}")
+    best = dict.fromkeys(sides, float("inf"))
     for _ in range(blocks):
-        start = time.perf_counter()
-        for _ in range(10):
-            loss = trainer.advance()
-        float(loss)
-        best = min(best, (time.perf_counter() - start) / 10)
+        for name, side in sides.items():
+            if len(sides) > 1:
+                time.sleep(PAUSE)
+            best[name] = min(best[name], block(side.advance))
     plan = trainer.step.plan
-    return {
+    row = {
         "bench": "peers",
         "task": trainer.task,
         "device": eg.device().target.name,
-        "ms": round(best * 1e3, 3),
-        "losses": losses,
+        **{f"{name}ms": round(seconds * 1e3, 3) for name, seconds in best.items()},
+        "losses": losses[""],
         "compile_s": round(trainer.step.compile_seconds, 3),
         "dispatches": len(plan.kernels),
         "peak_bytes": plan.peak_bytes,
     }
+    return row if other is None else row | {"ratio": round(best[""] / best["torch_"], 3)}
+
+
+def block(advance: Callable[[], Any]) -> float:
+    """Seconds a step, of ten of which the last one's loss is read."""
+    start = time.perf_counter()
+    for _ in range(10):
+        loss = advance()
+    float(loss)
+    return (time.perf_counter() - start) / 10
 
 
 def numbers(task: str, peers: Path) -> tuple[Arrays, Batches]:

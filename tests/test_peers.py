@@ -79,3 +79,16 @@ def test_compiled_steps(task: str) -> None:
     found = [float(trainer.advance()) for _ in range(STEPS)]
     np.testing.assert_allclose(found, expected(task), rtol=0, atol=1e-5)
     assert not trainer.step.recompilations
+
+
+@pytest.mark.parametrize("task", ["mlp", "gpt"])
+def test_torch_takes_the_same_steps(task: str) -> None:
+    """Losses are compared before anything is timed; the ratio is our time over torch's."""
+    pytest.importorskip("torch")
+    weights, batches = numbers(task)
+    other = peers.torch_side(task, weights, batches)
+    row = peers.measure(peers.Trainer(task, weights, batches), 1, other)
+    assert row["ratio"] == pytest.approx(row["ms"] / row["torch_ms"], rel=1e-2)
+    other.weights[next(iter(other.weights))].data.mul_(1.5)
+    with pytest.raises(ValueError, match=r"losses need to agree within 0\.0001, torch_losses"):
+        peers.measure(peers.Trainer(task, weights, batches), 1, other)
