@@ -472,6 +472,10 @@ MASKS = [
         ((2, 37, 131, 8, 64), {"causal": True}),
         ((1, 150, 129, 8, 32), {"causal": True, "offset": 3}),
         ((2, 19, 20, 8, 12), {"causal": True}), ((1, 17, 40, 12, 44), {}),
+        # lanes with several fours of a query, with one, lanes that share them; the same of results
+        ((2, 21, 70, 64, 8), {"causal": True}), ((1, 18, 33, 32, 64), {}),
+        ((2, 16, 64, 16, 16), {}), ((1, 9, 96, 16, 4), {"causal": True, "offset": 2}),
+        ((2, 10, 35, 4, 8), {}),
     ],
 )  # fmt: skip
 def test_attention_as_products_of_tiles(

@@ -118,14 +118,15 @@ def forward(*shape: int, lanes: int = 16, **scores: Any) -> list[Tile]:
 
 
 def test_attention_on_cpus_is_what_takes_least_by_one_measure() -> None:
-    """Products of tiles for wide heads and long rows; a lane a row where a tile's columns would be
-    half empty, where few keys are, and where scores are more than products."""
+    """Products of tiles for wide heads and long rows; a lane a row where few keys are or elements
+    and lanes are uneven, and where scores are more than products."""
     best = forward(8, 512, 512, 64, 64)[0]
     assert (best.template, best.values["TM"], best.grid) == (PRODUCTS, 32, (128, 1, 1))
     assert forward(8, 512, 512, 64, 64, lanes=8)[0].template == PRODUCTS
     assert forward(8, 512, 512, 64, 64, causal=True)[0].template == PRODUCTS
     assert forward(2, 1024, 1024, 128, 128)[0].template == PRODUCTS
-    for shape in ((16, 256, 256, 32, 32), (12, 16, 16, 64, 64), (6, 100, 100, 40, 40)):
+    assert forward(16, 256, 256, 32, 32, causal=True)[0].template == PRODUCTS
+    for shape in ((32, 64, 64, 32, 32), (12, 16, 16, 64, 64), (6, 100, 100, 40, 40)):
         found = forward(*shape, causal=True)
         assert found[0].template == LANES
         assert PRODUCTS in {t.template for t in found}  # and its price is known
@@ -136,8 +137,8 @@ def test_attention_on_cpus_is_what_takes_least_by_one_measure() -> None:
 
 
 def test_of_tilings_that_take_as_long_the_smaller_code_is_taken() -> None:
-    for shape in ((6, 100, 100, 40, 40), (16, 256, 256, 32, 32)):
-        best = forward(*shape, causal=True)[0]
+    for extras, shape in ((0, (6, 100, 100, 40, 40)), (1, (16, 256, 256, 32, 32))):
+        best = forward(*shape, causal=True, extras=extras)[0]
         assert best.values["QR"] == 1
     found = forward(16, 256, 256, 64, 64, extras=1)
     two, one = (next(t for t in found if t.values["QR"] == n) for n in (2, 1))

@@ -118,10 +118,10 @@ _MULTIPLY = {1: 0.465, 2: 0.47, 3: 0.45, 4: 0.435}
 _GRADIENT_GROUP, _GRADIENT_EXP = 270.0, 1.6
 _GRADIENT_SPREAD: dict[Pass, float] = {"q": 0.345, "kv": 0.51}
 _GRADIENT_MULTIPLY: dict[Pass, float] = {"q": 0.253, "kv": 0.161}
-# products of tiles: a group, a row stored, an element of a score, of a result, the softmax of a
-# row, four elements loaded from images and from buffers
-_TILE_GROUP, _TILE_ROW, _SCORE, _TURN, _SOFTMAX = 375.0, 49.0, 0.9, 1.07, 45.0
-_IMAGE, _BUFFER = 4.5, 26.5
+# products of tiles: a group, a row stored, an element of a score or of a result, of a score where a
+# row of queries is handed round, the softmax of a row, four elements from images and from buffers
+_TILE_GROUP, _TILE_ROW, _SUM, _SPREAD, _SOFTMAX = 375.0, 49.0, 0.77, 0.9, 20.0
+_IMAGE, _BUFFER = 7.5, 29.5
 
 # -- code: instructions times values of rows that live across them --------------------------------
 
@@ -242,13 +242,20 @@ def _lane_tiles(target: Target, step: Pass, heads: Heads, scores: Scores) -> Ite
 # -- products of tiles -----------------------------------------------------------------------------
 
 
+def _evenly(lanes: int, size: int) -> bool:
+    """Whether fours of a row of queries are spread evenly over lanes, or lanes over them."""
+    fours = size // 4
+    return fours % lanes == 0 or lanes % fours == 0
+
+
 def _product_tiles(target: Target, heads: Heads, scores: Scores) -> Iterable[_Way]:
-    """A subgroup has TM rows, a lane four keys, then four elements of the result."""
+    """A subgroup has TM rows, a lane four keys, or four elements of queries and of the result."""
     lanes, d, dv = target.subgroup, heads.d, heads.dv
     keys = 4 * lanes
     if lanes < 4 or lanes & (lanes - 1) or d % 4 or dv % 4:
         return
     blocks_in_all, columns = ceil(heads.tk / keys), ceil(dv / keys)
+    turns = dv if keys % dv == 0 else keys * columns  # elements of the result that lanes add up
     if target.loop_limit and blocks_in_all * (d // 4 + lanes + 3) >= target.loop_limit:
         return
     for rows in range(lanes, _MOST_ROWS + 1, lanes):
@@ -256,11 +263,16 @@ def _product_tiles(target: Target, heads: Heads, scores: Scores) -> Iterable[_Wa
             return
         tiles = ceil(heads.tq / rows)
         images = target.images and copied(lanes, tiles, heads.bh, heads.tk, d + dv)
-        loads = d + rows * d / 4 / lanes + keys * columns
-        block = loads * (_IMAGE if images else _BUFFER)
-        block += rows * (d * _SCORE + _SOFTMAX + keys * columns * _TURN)
-        blocks = visited("forward", scores, rows, keys, heads.tq, heads.tk) / tiles
+        load = _IMAGE if images else _BUFFER
         once = _TILE_GROUP + rows * columns * _TILE_ROW
+        if _evenly(lanes, d):
+            loads = d + turns
+            block, once = d * _SUM, once + rows * ceil(d / keys) * load
+        else:
+            loads = d + rows * d / 4 / lanes + turns
+            block = d * _SPREAD
+        block = loads * load + rows * (block + _SOFTMAX + turns * _SUM)
+        blocks = visited("forward", scores, rows, keys, heads.tq, heads.tk) / tiles
         spent = even(heads.bh * tiles) * (blocks * block + once) * lanes / 8
         spent += images * _COPY * 4 * heads.bh * (heads.tk * (d + dv) + heads.tq * d)
         # of a row: 4 products of scores, 4 of each column, softmax; sums, scores and results live
