@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 import eggpu as eg
-from eggpu import nn
+from eggpu import nn, optim
 from eggpu.compiler.errors import CompileError
 from eggpu.compiler.pipeline import Options, compile_graph
 from eggpu.compiler.reference import evaluate
+from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE
+from eggpu.compiler.tracing import trace_call
 from eggpu.compiler.types import parse_type
+from eggpu.runtime.limits import check_plan
 
 INF, NAN = math.inf, math.nan
 
@@ -332,6 +335,42 @@ def test_an_array_that_no_binding_holds_is_refused_before_anything_runs():
     with pytest.raises(CompileError, match="can bind at most"):
         eg.compile(lambda s: eg.broadcast_to(s, (n,)).cumsum())(np.float32(1))
     assert eg.device().counters.submits == before
+
+
+@pytest.mark.parametrize("base", [LLVMPIPE, FLOOR], ids=["cpu", "gpu"])
+def test_where_a_value_is_too_large_another_program_is_taken(base):
+    """Scores of 128 KiB where a binding holds 64: attention that never stores them."""
+
+    def gradients(q, k, v):
+        return eg.grad(lambda *x: (nn.scaled_dot_product_attention(*x) ** 2).sum(), (0, 1, 2))(
+            q, k, v
+        )
+
+    graph = eg.trace(gradients, *[parse_type("f32[1, 2, 128, 16]")] * 3)
+    target = replace(base, max_binding_bytes=64 << 10)
+    plan = compile_graph(graph, target).plan
+    assert all(b.nbytes <= 64 << 10 for b in plan.buffers)
+    check_plan(plan, target)
+    assert any(k.template.startswith("attention") for k in plan.kernels)
+    with pytest.raises(CompileError, match="can bind at most 65536 as one array"):
+        compile_graph(graph, target, Options(optimize=False))
+
+
+def test_what_lies_together_fits_in_a_binding():
+    parameters = {f"p{i}": np.zeros((16, 16), np.float32) for i in range(12)}
+    opt = optim.adamw(1e-3)
+    traced = trace_call(
+        lambda m, s, x: opt.update(m, s, {k: x * v for k, v in m.items()}),
+        (parameters, opt.init(parameters), np.zeros((16, 16), np.float32)),
+    )
+    graph = traced.graph.replace(donated=tuple(range(len(traced.graph.inputs) - 1)))
+    kernels = []
+    for limit in (1 << 20, 4096, 1024):
+        target = replace(FLOOR, max_bindings=16, max_binding_bytes=limit)
+        plan = compile_graph(graph, target).plan
+        check_plan(plan, target)  # also the range that parts of one dispatch share
+        kernels.append(len(plan.kernels))
+    assert kernels == [2, 4, 13]  # all together, four and four, each alone; and the count of steps
 
 
 def test_a_large_value_that_is_never_stored_needs_no_memory():
