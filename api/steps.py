@@ -17,7 +17,7 @@ from eggpu.runtime import Device, DeviceBuffer, Executable, Handed
 _PLAIN = (int, float, bool, np.generic, np.ndarray)
 
 
-class Held:
+class Held(Sequence[Array]):
     """The arrays of a tree that a call returned, made when the first of them is asked for."""
 
     __slots__ = ("_arrays", "_source", "start", "stop", "structure", "types")

@@ -226,7 +226,7 @@ class Passes:
         encoder, compute_pass = self.encoder._internal, self._pass
         copy_to_image = lib.wgpuCommandEncoderCopyBufferToTexture
         for part in steps:
-            if type(part) is Copy:
+            if isinstance(part, Copy):
                 if compute_pass is not None:
                     self._pass = None
                     lib.wgpuComputePassEncoderEnd(compute_pass)
