@@ -273,6 +273,34 @@ def test_a_process_forked_while_other_threads_work_does_not_hang():
     assert out.splitlines()[-1] == "0"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    ("end", "status"), [("sys.exit(3)", 3), ("pass", 0), ("raise ValueError", 1)]
+)
+def test_a_forked_process_ends_as_it_wants_to(end: str, status: int):
+    """The engine of the e-graph, too, has threads that are not there any more."""
+    code, out, err = run_python(
+        "import os, signal, sys, numpy as np\n"
+        "import eggpu as eg\n"
+        "f = eg.compile(lambda x: eg.tanh(x) @ x, cache=False)\n"
+        "x = np.ones(3, np.float32)\n"
+        "f(x)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(20)\n"
+        "    from eggpu.compiler.egraph.engine import Engine\n"
+        "    try:\n        Engine().run('(sort A)')\n"
+        "    except eg.CompileError as error:\n        print(error, flush=True)\n"
+        f"    {end}\n"
+        "else:\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), f(x).numpy())\n"
+    )
+    assert code == 0, err
+    told, result = out.splitlines()
+    assert "used the e-graph before it was forked to this one" in told
+    assert result.startswith(f"{status} ")
+
+
 def test_the_process_ends_cleanly_with_work_under_way():
     code, _, err = run_python(
         "import numpy as np\n"

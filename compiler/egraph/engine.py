@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import os
 import sys
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
@@ -64,18 +67,46 @@ class Step:
     updated: bool
 
 
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_users: set[int] = set()  # the process that uses the engine, and those that it was forked from
+
+
+def _leave_after_fork() -> None:
+    """In a forked process, which lacks the engine's threads: what waits for them waits for ever,
+    also to free an e-graph. So those that there are stay until the process ends."""
+    for engine in list(_engines):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine._egraph))
+
+
+def _refuse_after_fork() -> None:
+    if before := _users - {os.getpid()}:
+        raise CompileError(
+            f"process {before.pop()} used the e-graph before it was forked to this one, where its "
+            "threads are missing: start processes by spawn, or fork before anything is compiled"
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_after_fork)
+
+
 class Engine:
     """One e-graph. Texts must be short: version 13.2 copies the source of a program into every span
     of it.
     """
 
     def __init__(self) -> None:
+        _refuse_after_fork()
+        _users.add(os.getpid())
         self._egraph: Any = bindings.EGraph()
+        _engines.add(self)
         # 14 parses and runs in one call, without handing the commands to Python
         self._direct = getattr(self._egraph, "parse_and_run_program", None)
 
     def run(self, text: str) -> list[Any]:
-        """Run commands; CompileError with the command when the engine refuses or panics."""
+        """Run commands; CompileError with the command when the engine refuses or panics, and in a
+        process that was forked from one that used the engine."""
+        _refuse_after_fork()
         try:
             if self._direct is not None:
                 return self._direct(text)
