@@ -11,15 +11,18 @@ from ...templates import swapped
 from ..index import Index, flatten, unflatten
 from ..ir import Kind, Node
 from ..schedule.kernel import KernelSource, Scratch
+from ..schedule.lanes import FEATURES
 from ..schedule.selection import Group, body
 from ..schedule.space import Analysis, Space, analyze, turned
 from ..schedule.tile import Tile, candidates
 from ..schedule.tile_rows import ROWS
 from .emitter import LANE, Emitter, V, Value, aligned
+from .lanes import digits
 from .rewrite import partial_input, product_as_rows, replaced, summed
 from .rowwise import lower_job
 from .skewed import Strides, shifts, strides
 from .source import Job, finish
+from .turns import Turns, finish_text, store_text
 from .wgsl import length, wgsl_type
 
 _MOST_ACCESSES, _MOST_LINES = 2, 16  # of an epilogue that stands in the text for every result
@@ -162,8 +165,11 @@ class _Product:
         if tile.template == "contract_cpu.wgsl.j2":
             vec = 4 if wide and tile.values["CW"] == 4 else 1
             values["folded"] = self._is_long(emitter, store, vec)
+            stored = outputs if partial is None else ()
+            values |= self._in_turn(emitter, tile, stored, bool(values["folded"]))
             values["skews"] = self._texels(emitter, tile)
         features = ("subgroup",) if job.target.kind == "cpu" and "L" in tile.values else ()
+        features = FEATURES if values.get("digits") else features
         return finish(
             job,
             emitter,
@@ -173,6 +179,22 @@ class _Product:
             tile.workgroup,
             features=features,
         )
+
+    def _in_turn(
+        self, emitter: Emitter, tile: Tile, outputs: Sequence[Node], folded: bool
+    ) -> dict[str, object]:
+        """The values that a template has more where lanes store one after the other."""
+        if not tile.values.get("turns"):
+            return {}
+        extents, lanes = (self.batch * tile.splits, self.m, self.n), tile.values["L"]
+        assert isinstance(lanes, int)
+        turns = Turns(self.job.target, self.a, self.dot, tuple(outputs), extents, lanes)
+        if not turns.possible(emitter, folded):
+            return {}
+        del emitter.functions["store_c4"]
+        turns.functions(emitter, folded)
+        tiles = tile.grid[0] * tile.grid[1]
+        return {"digits": digits(tiles), "store_turn": store_text, "finish": finish_text}
 
     def _texels(self, emitter: Emitter, tile: Tile) -> dict[str, Strides]:
         """The strides of the operands that the template loads as skewed vec4s, by its names."""
@@ -287,7 +309,7 @@ def load_function(
         )
         em.line(f"return {em.splat(value, dtype, lanes is not None)};")
         parameters = ", ".join(f"{axis}: u32" for axis in operand.axes)
-        emitter.functions[name] = _function(
+        emitter.functions[name] = function_text(
             f"{name}({parameters}) -> {wgsl_type(dtype, lanes is not None)}", em
         )
     return name
@@ -310,11 +332,12 @@ def store_function(
         write(em, flatten(at, extents), Value("value", wide))
         parameters = ", ".join(f"{axis}: u32" for axis in axes)
         kind = "vec4<f32>" if wide else "f32"
-        emitter.functions[name] = _function(f"{name}({parameters}, value: {kind})", em)
+        emitter.functions[name] = function_text(f"{name}({parameters}, value: {kind})", em)
     return name
 
 
-def _function(signature: str, em: Emitter) -> str:
+def function_text(signature: str, em: Emitter) -> str:
+    """A WGSL function of an emitter's statements."""
     lines = em.text.splitlines()
     return "\n".join([f"fn {signature} {{", *(f"  {line}" for line in lines), "}"])
 
