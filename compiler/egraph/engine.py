@@ -75,7 +75,7 @@ def _leave_after_fork() -> None:
     """In a forked process, which lacks the engine's threads: what waits for them waits for ever,
     also to free an e-graph. So those that there are stay until the process ends."""
     for engine in list(_engines):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine._egraph))
+        engine.keep()
 
 
 def _refuse_after_fork() -> None:
@@ -102,6 +102,10 @@ class Engine:
         _engines.add(self)
         # 14 parses and runs in one call, without handing the commands to Python
         self._direct = getattr(self._egraph, "parse_and_run_program", None)
+
+    def keep(self) -> None:
+        """Hold the e-graph until the process ends."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._egraph))
 
     def run(self, text: str) -> list[Any]:
         """Run commands; CompileError with the command when the engine refuses or panics, and in a

@@ -33,8 +33,9 @@ def samples(op: type[Op] | Elementwise) -> list[Sample]:
     """The example calls of an op class or of an elementwise op."""
     if isinstance(op, Elementwise):
         return list(_elementwise(op))
-    from . import fused_samples, move_samples, reduce_samples  # noqa: F401  they register theirs
+    from . import fused_samples, move_samples, reduce_samples
 
+    _ = fused_samples, move_samples, reduce_samples  # they register theirs
     if op not in _OF:
         raise NotImplementedError(
             f"{op.__name__} needs samples: add them to compiler/ops/*_samples.py"
