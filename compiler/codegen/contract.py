@@ -17,6 +17,7 @@ from ..schedule.space import Analysis, Space, analyze, turned
 from ..schedule.tile import Tile, candidates
 from ..schedule.tile_rows import ROWS
 from .emitter import LANE, Emitter, V, Value, aligned
+from .held import Held
 from .lanes import digits
 from .rewrite import partial_input, product_as_rows, replaced, summed
 from .rowwise import lower_job
@@ -164,10 +165,15 @@ class _Product:
             values = swapped(values)
         if tile.template == "contract_cpu.wgsl.j2":
             vec = 4 if wide and tile.values["CW"] == 4 else 1
+            if vec == 4 and tile.values["CV"] == 1:
+                emitter.held = Held()
             values["folded"] = self._is_long(emitter, store, vec)
             stored = outputs if partial is None else ()
             values |= self._in_turn(emitter, tile, stored, bool(values["folded"]))
             values["skews"] = self._texels(emitter, tile)
+            if emitter.held and emitter.held.loads:
+                emitter.held.function(emitter, (self.batch * tile.splits, self.m, self.n))
+                values["holds"] = True
         features = ("subgroup",) if job.target.kind == "cpu" and "L" in tile.values else ()
         features = FEATURES if values.get("digits") else features
         return finish(
@@ -235,7 +241,7 @@ class _Product:
         outputs = [] if partial else list(enumerate(job.group.outputs))
 
         def write(em: Emitter, flat: Index, value: Value) -> None:
-            em.bound[self.dot] = value
+            em.bound[self.dot], em.held = value, emitter.held
             if partial is not None:
                 em.store(0, flat, value, self.dot.dtype)
             write_tile(em, self.a, outputs, flat)

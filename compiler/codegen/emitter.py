@@ -22,6 +22,7 @@ from ..schedule.selection import stored_base
 from ..types import DType, u32
 from . import lanes
 from .expression import expression, loaded, quad_access, scalar_access, sum_text
+from .held import Held
 from .wgsl import cast, literal, storage_type, wgsl_type
 
 LANE = "lane4"
@@ -82,6 +83,7 @@ class Emitter:
         self.sharing = False  # equal texts are one value
         self.fours = False  # neighbours that are loaded one by one are parts of a vec4
         self.functions: dict[str, str] = {}
+        self.held: Held | None = None  # loads that are made once, before these statements
         self.lanes: lanes.Lanes | None = None  # that store one after the other
         self._names = 0
         self._reads: dict[Node, int] = {}
@@ -334,6 +336,8 @@ class Emitter:
     def load(self, node: Node, flat: Index) -> Value:
         """The stored node's element at row-major position `flat`."""
         access = self._read(node)
+        if self.held is not None and (name := self.held.name(node, flat)) is not None:
+            return Value(name, self.is_vector(flat))
         flat = self._clamped(flat, access)
         known = self.known((node, flat))
         if known is not None:

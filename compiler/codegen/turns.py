@@ -58,7 +58,7 @@ class Turns:
         elif folded:
             em.store(0, turned(self.a.space[self.outputs[0]], at), value, f32)
         else:
-            em.bound[self.dot] = value
+            em.bound[self.dot], em.held = value, emitter.held
             write_tile(em, self.a, first, at)
         given = ", ".join(f"{name}: u32" for name in (*AXES, *(f"same_{x}" for x in AXES)))
         emitter.functions["store_turn"] = function_text(
@@ -72,7 +72,7 @@ class Turns:
 
         em = emitter.child()
         at = flatten(coordinates(em, AXES, self.extents, 2), self.extents)
-        em.bound[self.dot] = Value("value", vector=True)
+        em.bound[self.dot], em.held = Value("value", vector=True), emitter.held
         write_tile(em, self.a, list(enumerate(self.outputs))[1:], at)
         out = self.outputs[0]
         where = unflatten(turned(self.a.space[out], at), out.shape)
