@@ -19,7 +19,7 @@ from eggpu.compiler.schedule.tile_attention import (
     attention_candidates,
     rows_of,
 )
-from eggpu.compiler.schedule.tile_attention_cpu import visited
+from eggpu.compiler.schedule.tile_attention_cpu import BEST_FLOP_PER_NS, visited
 from eggpu.compiler.schedule.tile_rows import ROWS
 
 NVIDIA = replace(FLOOR, max_workgroup_bytes=64 << 10, max_invocations=1024, subgroup=32)
@@ -134,6 +134,14 @@ def test_attention_on_cpus_is_what_takes_least_by_one_measure() -> None:
         assert {t.template for t in forward(8, 512, 512, 64, 64, **scores)} == {LANES}
     for shape in ((8, 512, 512, 64, 30), (8, 512, 512, 30, 64)):
         assert {t.template for t in forward(*shape)} == {LANES}
+
+
+def test_the_rate_of_attention_is_that_of_its_best_tiling() -> None:
+    """The search measures all of attention by this rate: where the best tiling becomes faster and
+    the rate does not, gradients seem slower."""
+    shape = 96, 4096, 4096, 64, 64
+    rate = 2 * BEST_FLOP_PER_NS * forward(*shape)[0].efficiency  # of two cores
+    assert rate == pytest.approx(LLVMPIPE.profile.attention, rel=0.05)
 
 
 def test_of_tilings_that_take_as_long_the_smaller_code_is_taken() -> None:
