@@ -173,7 +173,7 @@ def test_a_form_is_found_for_whole_rows_only() -> None:
     found = form(64, 256)
     assert found is not None
     assert found.T == LLVMPIPE.subgroup
-    assert found.copies == found.R == 4  # 32 vec4s of a lane
+    assert found.copies == found.R == 2  # of four vec4s a lane each
     assert form(64, 100) is None  # 25 steps are shared by no lanes
     assert form(63, 16) is None  # two rows a subgroup, and an odd number of rows
     assert form(64, 2048, outputs=2) is None  # too much text

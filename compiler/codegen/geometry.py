@@ -27,8 +27,9 @@ _TURNS = 16  # rows that lanes have one after the other, so that operands of col
 _FEWEST = 4  # lanes of a row, or each lane has a row of its own
 _EACH = 2  # steps of a lane that sharing rows is worth
 _FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
-# vec4s of a lane, where lanes store one after the other: of rows that share something, and others
-_WORTH, _ALONE = 32, 16
+# vec4s of a lane, where lanes store one after the other: of rows (one at least), and of two rows
+# that share something; more are little faster and take long to translate
+_WRITTEN, _TWO = 8, 32
 _ABREAST = 4  # subgroups of a workgroup that do so
 _UNROLL = 4  # steps of a loop on a gpu that are under way together
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
@@ -202,8 +203,9 @@ def in_turn(g: Geometry, outputs: int, columns: bool) -> Geometry | None:
     g = replace(g, T=threads, abreast=1)
     written = outputs * g.trips
     tiles = g.units // g.members
-    most = _WORTH if columns else _ALONE
-    fits = [n for n in (16, 8, 4, 2, 1) if n * written <= most and tiles % n == 0]
+    fits = [n for n in (8, 4, 2, 1) if n * written <= _WRITTEN and tiles % n == 0]
+    if columns and _WRITTEN < 2 * written <= _TWO and tiles % 2 == 0:
+        fits = [2, *fits]
     rows = next((n for n in fits if tiles // n >= _LEAST_GROUPS), 1)
     abreast = next(n for n in (_ABREAST, 2, 1) if tiles // rows % n == 0)
     return replace(g, R=rows, copies=rows, abreast=abreast)
