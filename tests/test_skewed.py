@@ -15,6 +15,7 @@ from eggpu.compiler.codegen.contract import product_tiles
 from eggpu.compiler.codegen.source import Job
 from eggpu.compiler.ir import Graph, Kind
 from eggpu.compiler.reference import evaluate
+from eggpu.compiler.schedule import tile as tilings
 from eggpu.compiler.schedule.assemble import assemble
 from eggpu.compiler.schedule.plan import Plan
 from eggpu.compiler.schedule.selection import Group, Selection, body
@@ -40,6 +41,11 @@ FORMS = {
 def device() -> Device:
     """No device fails the tests: nothing here skips."""
     return open_device()
+
+
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tilings, "_WORTH_TEXT", 0)
 
 
 def of(function, *types: str) -> Graph:
@@ -121,6 +127,14 @@ def test_parts_of_arrays_and_what_is_computed(device: Device, function) -> None:
     assert tiles
     for tile in tiles:
         right(device, graph, tile)
+
+
+def test_small_products_are_not_worth_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    small = of(lambda a, b: a @ b, "f32[65, 127]", "f32[127, 513]")
+    large = of(lambda a, b: a @ b, "f32[513, 513]", "f32[513, 513]")
+    assert not skewed_tiles(small)
+    assert skewed_tiles(large)
 
 
 def test_padded_operands_are_not_skewed() -> None:

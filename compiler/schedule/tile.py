@@ -145,6 +145,8 @@ _MOST_STEPS = 32  # of k a block: the driver takes long for loads
 # it is another line of memory under way
 _FAR, _NEAR_STEPS, _FAR_APART = 2048, 8, 0.2
 _MOST_ROWS = 64  # of a tile; 32 where loads are fast, for long kernels take long to compile
+# multiplications from which on skewed loads save enough: their code takes a second to translate
+_WORTH_TEXT = 1 << 24
 _TWO_LOADS = 1.75  # vec4s that are loaded for one of a row that begins anywhere
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -152,6 +154,8 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64)
 def _skewed(target: Target, product: Product) -> list[str]:
     """The operands, of "a" and "b", that may be loaded as skewed vec4s: none, or all that can."""
     found = [name for name, axis in zip("ab", product.skews, strict=True) if axis]
+    if product.batch * product.m * product.n * product.k < _WORTH_TEXT:
+        return [""]
     return ["", "".join(found)] if found and target.images else [""]
 
 
