@@ -253,8 +253,10 @@ def test_the_thread_ends_when_nobody_can_read_from_it_any_more() -> None:
 
 
 LOOP = """
-import contextlib, sys, time
+import contextlib, signal, sys, time
 from eggpu import data
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
 
 class Source:
     def __getitem__(self, i):

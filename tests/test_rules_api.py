@@ -42,7 +42,7 @@ def test_the_command_lists_and_checks(capsys):
     assert "transpose-dot" in capsys.readouterr().out
     assert main(["rules", "--theme", "contraction", "--check"]) == 0
     text = capsys.readouterr().out
-    assert text.endswith("10 rules checked, none wrong\n")
+    assert text.endswith("12 rules checked, none wrong\n")
     assert main(["rules", "--theme", "magic"]) == 2
 
 

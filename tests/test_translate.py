@@ -39,6 +39,7 @@ def f(x, *ws):
 
 f.compile(x, *ws)
 if sys.argv[1] == "interrupted":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(100)
 if sys.argv[1] == "run":
