@@ -429,10 +429,11 @@ def test_a_script_in_processes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
     script.write_text(
-        "import numpy as np\nfrom eggpu import distributed\n"
+        "import sys\nimport numpy as np\nfrom eggpu import distributed\n"
         "group = distributed.init()\n"
         "mean = group.all_reduce({'w': np.full(3, group.rank, np.float32)})\n"
-        "print(group.rank, group.size, mean['w'].numpy().tolist())\ngroup.close()\n"
+        "line = f\"{group.rank} {group.size} {mean['w'].numpy().tolist()}\\n\"\n"
+        "sys.stdout.write(line)  # at once: two processes share the pipe\ngroup.close()\n"
     )
     command = [sys.executable, "-m", "eggpu.distributed", "2", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
