@@ -26,7 +26,6 @@ DTYPES = {"f32": "<f4", "f16": "<f2", "i32": "<i4", "u32": "<u4", "bool": "<u4"}
 _SMALL = 1 << 12  # bytes up to which a queued write beats waiting for memory in use
 _CHUNK = 32 << 20  # bytes moved at a time where a copy goes through other memory
 MOST_FETCHED = _CHUNK  # bytes of a value that is copied for the host with the call
-_GROWS = 1 << 20  # bytes of new memory for which huge pages are asked for
 _KEEP = 2 << 30  # bytes of unused memory that the pool keeps
 
 
@@ -245,8 +244,6 @@ class Pool:
         self.allocated += size
         self._serial += 1
         self._device.counters.buffers_created += 1
-        if size >= _GROWS and self._device.pages is not None:
-            self._device.pages.ask()
         storage = self._all[self._serial] = Storage(gpu, size, self._serial)
         return storage
 

@@ -75,7 +75,6 @@ class Device:
         self.gpu = gpu
         self.debug = debug
         self.lock = threading.RLock()
-        self.pages = lavapipe.Pages() if adapter.kind == "cpu" else None
         self.counters = Counters()
         self.lost = ""  # why the device cannot be used any more
         self.queued = 0  # bytes of queued writes that the next submission carries

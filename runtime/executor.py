@@ -81,8 +81,6 @@ class Executable:
         self._images_of: dict[int, weakref.ref[DeviceBuffer]] = {}  # arguments that they hold
         self._arena = [device.alloc(nbytes) for nbytes in plan.arena]
         self._images = [device.pipelines.image(image) for image in plan.images]
-        if plan.images and device.pages is not None:
-            device.pages.ask()
         self._constants = [device.upload_bytes(c.data) for c in plan.constants]
         self._by_number = {p.index: p for p in self._kernels}
         self._loops = Loops(plan)

@@ -7,14 +7,13 @@ take a third less time with them. Later versions are slower so, and some results
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
 import platform
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,11 +22,7 @@ SHADERS = "MESA_SHADER_CACHE_DIR"
 _WIDE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VERSION = re.compile(rb"Mesa (\d+)\.\d+\.\d+")
 PINNED = "EGGPU_PIN"
-HUGE = "EGGPU_HUGE"
-_TASKS, _MAPS = Path("/proc/self/task"), Path("/proc/self/maps")
-_ANONYMOUS = re.compile(r"^(\w+)-(\w+) rw-p 0+ 00:00 0 *$", re.MULTILINE)
-_LARGE = 16 << 20  # bytes, from where on huge pages are asked for: stacks of threads are smaller
-_MADV_HUGEPAGE = 14
+_TASKS = Path("/proc/self/task")
 _FOLDERS = ("/usr/local/share", "/usr/share", "/usr/local/etc", "/etc")
 
 
@@ -77,40 +72,6 @@ def spread(before: set[int]) -> None:
         workers = _workers(names, _name(threading.get_native_id()), len(processors))
         for worker, processor in zip(workers, processors, strict=False):
             os.sched_setaffinity(worker, {processor})
-
-
-class Pages:
-    """Asks Linux for huge pages where memory of a process is large, unless EGGPU_HUGE is 0.
-
-    lavapipe takes device memory from the system as it comes, in pages of 4 KiB; kernels that walk
-    through megabytes look up an address a page. Memory must be asked for before it is touched.
-    """
-
-    def __init__(self) -> None:
-        self._asked: set[tuple[int, int]] = set()
-        self._madvise = None if os.environ.get(HUGE) == "0" else _madvise()
-
-    def ask(self) -> None:
-        """Ask for all that the process has and has not asked for."""
-        if self._madvise is None:
-            return
-        with suppress(OSError):
-            for found in _ANONYMOUS.finditer(_MAPS.read_text()):
-                start, stop = int(found[1], 16), int(found[2], 16)
-                if stop - start >= _LARGE and (start, stop) not in self._asked:
-                    self._asked.add((start, stop))
-                    self._madvise(start, stop - start, _MADV_HUGEPAGE)
-
-
-def _madvise() -> Callable[[int, int, int], int] | None:
-    """The system's function, where there is one."""
-    if platform.system() != "Linux":
-        return None
-    with suppress(OSError, AttributeError):
-        function = ctypes.CDLL(None).madvise
-        function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        return function
-    return None
 
 
 def _name(task: int) -> str:

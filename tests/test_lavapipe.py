@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import eggpu as eg
 from eggpu.runtime import lavapipe
 
 WIDE = "flags\t\t: fpu avx512f avx512bw avx512cd avx512dq avx512vl\n"
@@ -159,42 +156,3 @@ def test_narrower_vectors_give_the_same(width: str, lanes: str, tmp_path: Path) 
     kind, got = done.stdout.split()
     if kind == "cpu":
         assert got == lanes
-
-
-def test_huge_pages_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    maps = tmp_path / "maps"
-    lines = [
-        "55a000000000-55a002400000 rw-p 00000000 00:00 0    [heap]",
-        "7f0000000000-7f0004000000 rw-p 00000000 00:00 0 ",
-        "7f0010000000-7f0010800000 rw-p 00000000 00:00 0 ",  # a thread's stack
-        "7f0020000000-7f0024000000 r--p 00000000 00:00 0 ",
-        "7f0030000000-7f0034000000 rw-p 00000000 fe:00 17   /a/file",
-    ]
-    maps.write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr(lavapipe, "_MAPS", maps)
-    asked: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(lavapipe, "_madvise", lambda: lambda *given: asked.append(given))
-    pages = lavapipe.Pages()
-    pages.ask()
-    pages.ask()
-    assert asked == [(0x7F0000000000, 0x4000000, 14)]
-    maps.write_text("\n".join(lines).replace("7f0004000000", "7f0008000000") + "\n")
-    pages.ask()  # memory that has grown
-    assert asked[1:] == [(0x7F0000000000, 0x8000000, 14)]
-    monkeypatch.setenv(lavapipe.HUGE, "0")
-    lavapipe.Pages().ask()
-    assert len(asked) == 2
-
-
-def test_device_memory_is_in_huge_pages() -> None:
-    """Where the system gives them to those who ask."""
-    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    given = enabled.exists() and "[never]" not in enabled.read_text()
-    x = eg.put(np.ones((1 << 23,), np.float32))
-    y = eg.compile(lambda x: x * 2.0, cache=False)(x)
-    assert float(y.numpy()[-1]) == 2.0
-    rollup = Path("/proc/self/smaps_rollup")
-    if given and rollup.exists() and eg.device().pages is not None:
-        found = re.search(r"AnonHugePages: +(\d+)", rollup.read_text())
-        assert found is not None
-        assert int(found[1]) >= 16 << 10
