@@ -12,7 +12,7 @@ from typing import Any
 import wgpu
 
 from ..compiler.schedule.images import TEXELS
-from ..compiler.schedule.plan import Binding, Copy, Kernel, Plan
+from ..compiler.schedule.plan import Binding, Copy, Kernel, Plan, has_immediates
 from ..compiler.schedule.rounds import Loops, Rounds
 from . import native, timing
 from .buffers import MOST_FETCHED, DeviceBuffer, Fetched, Slab, Storage
@@ -20,7 +20,7 @@ from .device import Device
 from .errors import KernelError
 from .handed import Handed, cycle, hand
 from .limits import check_plan
-from .pipelines import Accesses, has_immediates
+from .pipelines import Accesses
 from .places import Arguments, Places, Spot, move
 
 _SPLIT = 4000  # dispatches in one command buffer

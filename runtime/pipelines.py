@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import wgpu
 
 from ..compiler.schedule.images import TEXELS
-from ..compiler.schedule.plan import Access, Image, Kernel
+from ..compiler.schedule.plan import Access, Image, Kernel, has_immediates
 from . import host, native
 from .errors import KernelError
 from .translate import Translation
@@ -209,11 +209,6 @@ class Pipelines:
                 made = self._device.gpu.create_buffer(size=_DUMMY_BYTES, usage=usage)
                 self._given[access] = (made, 0, _DUMMY_BYTES)
         return self._given[access]
-
-
-def has_immediates(wgsl: str) -> bool:
-    """Whether a kernel reads `native.NUMBERS`."""
-    return "var<immediate>" in wgsl
 
 
 def _uneven(side: int) -> int:

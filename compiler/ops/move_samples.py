@@ -201,29 +201,25 @@ def _gather() -> Iterator[Sample]:
     yield Sample(Gather(0), (integers(4, 3, dtype="bool"), np.array([3, 9, 0], np.uint32)))
 
 
+_WINDOWS = (  # of an array: its shape, where the window begins, and its shape
+    ((7,), (2,), (3,)),
+    ((4, 5), (1, 0), (2, 4)),
+    ((4, 8), (0, 4), (4, 4)),
+    ((3, 4), (3, 0), (0, 4)),
+    ((2, 3, 4), (1, 2, 3), (1, 1, 1)),
+)
+
+
 @samples_of(DynamicSlice)
 def _dynamic_slice() -> Iterator[Sample]:
-    for shape, start, size in (
-        ((7,), (2,), (3,)),
-        ((4, 5), (1, 0), (2, 4)),
-        ((4, 8), (0, 4), (4, 4)),
-        ((3, 4), (3, 0), (0, 4)),
-        ((2, 3, 4), (1, 2, 3), (1, 1, 1)),
-    ):
+    for shape, start, size in _WINDOWS:
         yield Sample(DynamicSlice(size), (floats(*shape), np.array(start, np.int32)))
     yield Sample(DynamicSlice((2,)), (integers(5), np.array([3], np.uint32)))
 
 
 @samples_of(DynamicUpdate)
 def _dynamic_update() -> Iterator[Sample]:
-    for shape, start, size in (
-        ((7,), (2,), (3,)),
-        ((4, 5), (1, 0), (2, 4)),
-        ((4, 8), (0, 4), (4, 4)),
-        ((3, 4), (3, 0), (0, 4)),
-        ((2, 3, 4), (1, 2, 3), (1, 1, 1)),
-        ((3, 4), (0, 0), (3, 4)),
-    ):
+    for shape, start, size in (*_WINDOWS, ((3, 4), (0, 0), (3, 4))):
         yield Sample(
             DynamicUpdate(), (floats(*shape), floats(*size, seed=1), np.array(start, np.int32))
         )

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from .images import TEXELS
 from .kernel import KernelSource
+from .plan import has_immediates
 
 ELEMENT_BYTES = {"f16": 2, "f32": 4, "i32": 4, "u32": 4}
 TABLE = "table"  # the name of the binding that holds a table
@@ -53,7 +54,7 @@ def mergeable(text: str) -> bool:
     """Whether a text is of a form that can be one part of several."""
     main = _MAIN.search(text)
     known = {"global_invocation_id", "workgroup_id", "local_invocation_index"}
-    alone = "var<immediate>" in text  # what its lanes share, they share outside of all conditions
+    alone = has_immediates(text)  # what its lanes share, they share outside of all conditions
     return main is not None and not alone and {b for b, _ in _BUILTIN.findall(main[1])} <= known
 
 

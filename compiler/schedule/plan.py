@@ -147,6 +147,11 @@ class Kernel:
     updates: tuple[tuple[int, int], ...] = ()
 
 
+def has_immediates(wgsl: str) -> bool:
+    """Whether a kernel reads numbers from immediates, for addresses that lanes share."""
+    return "var<immediate>" in wgsl
+
+
 @dataclass(frozen=True, slots=True)
 class Constant:
     """An array that the plan carries: little-endian bytes as stored on the device."""
