@@ -26,7 +26,7 @@ from eggpu.compiler.schedule.plan import Plan
 from eggpu.compiler.schedule.selection import Group, Selection
 from eggpu.compiler.schedule.target import Target
 from eggpu.compiler.tracing import array, trace
-from eggpu.compiler.types import DType, bool_, f16, i32, u32
+from eggpu.compiler.types import DType, bool_, f16, f32, i32, u32
 from eggpu.runtime import Device, Executable
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -116,6 +116,27 @@ def test_repeated_operands_are_read_from_images(device: Device, target: Target) 
     x, b, s = given(0, shape), given(1, (1, 128)), given(2, (24, 1))
     plan = check(device, target, [x, b, s], [x * spread(b, shape) + spread(s, shape)])
     assert {plan.buffers[c.buffer].name for c in plan.copies} == {"in1", "in2"}
+
+
+@pytest.mark.parametrize("length", [4, 5, 7, 31])
+@pytest.mark.parametrize("dtype", [f32, f16, bool_, i32])
+def test_rows_that_begin_within_a_vec4(
+    device: Device, target: Target, length: int, dtype: DType
+) -> None:
+    shape = (128, length)
+    x, row, column = given(0, shape), given(1, (128, 1), dtype), given(2, (1, length), dtype)
+    y, z = spread(row, shape), spread(column, shape)
+    number = [E.select(v, x, x + 1.0) if dtype is bool_ else E.cast(v, x.dtype) for v in (y, z)]
+    plan = check(device, target, [x, row, column], [x * number[0] + number[1]])
+    wgsl = plan.kernels[0].wgsl  # divides for the first and the last of four
+    assert wgsl.count(f"/ {length}u") <= 2 * wgsl.count("let bits_")
+
+
+def test_any_number_of_subgroups_share_a_workgroup(device: Device, target: Target) -> None:
+    x = given(0, (29, 4 * target.subgroup))
+    kernel = check(device, target, [x], [x + 1.0]).kernels[0]
+    assert kernel.grid == (1, 1, 1)
+    assert f"@workgroup_size({29 * target.subgroup})" in kernel.wgsl
 
 
 def test_transposed_operands_and_results(device: Device, target: Target) -> None:

@@ -22,6 +22,8 @@ SEVERAL, WORKGROUP_OF_SEVERAL, SHORT = 4, 128, 48
 # of lanes that store one after the other: vec4s of a lane, vec4s that it stores, lines of text for
 # them without these stores, and subgroups of a workgroup
 _FOURS, _WRITTEN, _LINES, _ABREAST = 8, 16, 320, 4
+_BETTER_FOURS = (8, 4, 7, 6, 5, 3, 2, 1)  # the first that there can be is taken
+_BETTER_ABREAST = (_ABREAST, *range(32, 0, -1))
 _REPEATED = 4  # times that elements of an operand are read that is worth a copy in an image
 
 
@@ -90,10 +92,10 @@ class _Kernel:
         lines = emitter.text.count("\n") + 1
         most = min(_FOURS, _WRITTEN // len(outputs), _LINES // lines)
         tiles = self.count // lanes
-        fours = next((n for n in (8, 4, 2, 1) if n <= most and tiles % n == 0), 0)
+        fours = next((n for n in _BETTER_FOURS if n <= most and tiles % n == 0), 0)
         if not fours:
             return None
-        abreast = next(n for n in (_ABREAST, 2, 1) if tiles // fours % n == 0)
+        abreast = next(n for n in _BETTER_ABREAST if tiles // fours % n == 0)
         width, height, _ = fold(tiles // fours // abreast, job.target.max_groups)
         return (fours, abreast) if width * height * abreast * fours == tiles else None
 

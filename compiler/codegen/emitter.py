@@ -22,13 +22,13 @@ from ..schedule.selection import stored_base
 from ..types import DType, u32
 from . import lanes
 from .expression import expression, loaded, quad_access, scalar_access, sum_text
+from .gathers import LANES, gathered
 from .held import Held
-from .wgsl import cast, literal, storage_type, wgsl_type
+from .wgsl import cast, literal, wgsl_type
 
 LANE = "lane4"
 """The variable along which values are vec4."""
 V = variable(LANE, 4)
-_LANES = "vec4<u32>(0u, 1u, 2u, 3u)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class Value:
     vector: bool = False
     depth: int = 0
     constant: bool = False
+
+    def part(self, k: int) -> Value:
+        """Element k of a vector."""
+        return Value(f"{self.text}.{'xyzw'[k]}", depth=self.depth)
 
 
 @dataclass(slots=True)
@@ -77,7 +81,7 @@ class Emitter:
         self.outputs = len(writes)
         self.bound: dict[Node, Value] = {}  # values of anchors: reductions and products
         self.place: Callable[[Node], tuple[Index, ...] | None] = lambda node: None
-        self.variables: dict[str, Value] = {LANE: Value(_LANES, vector=True)}
+        self.variables: dict[str, Value] = {LANE: Value(LANES, vector=True)}
         self.phase = 0
         self.reusing = False
         self.sharing = False  # equal texts are one value
@@ -370,7 +374,7 @@ class Emitter:
                 True,
             )
         access.single = True
-        return self._gathered(node, flat, k, access)
+        return gathered(self, node, flat, k, access, LANE)
 
     def _part(self, flat: Index, k: int, access: Access) -> Value | None:
         """An element as a part of the aligned vec4 that holds it."""
@@ -407,18 +411,6 @@ class Emitter:
         row, column = unflatten(quad, (-(-access.size // (4 * width)), width))
         texts = [self.index(row), self.index(column)]
         return quad_access(k, width, texts[1].text, texts[0].text), max(t.depth for t in texts)
-
-    def _gathered(self, node: Node, flat: Index, k: int, access: Access) -> Value:
-        vectors = [v for v in flat.variables if self.variables[v].vector]
-        if vectors == [LANE]:
-            each = [self.index(flat.substitute({LANE: index(c)})) for c in range(4)]
-        else:
-            at = self.index(flat)
-            each = [Value(f"{at.text}.{c}", depth=at.depth) for c in "xyzw"]
-        items = ", ".join(scalar_access(k, e.text) for e in each)
-        text = f"{storage_type(access.dtype, True)}({items})"
-        depth = max(e.depth for e in each)
-        return self.let((node, flat), "load", loaded(text, access.dtype, True), depth, True)
 
     def _read(self, node: Node) -> Access:
         if node not in self._reads:
