@@ -13,12 +13,16 @@ from .anchor import Anchor, AnchorCost, anchor_cost
 from .graph import BCAST, CONTRACT, GET, LEAF, OPAQUE, RED, TUP, Problem
 from .legal import MOST_OUTPUTS, Body, Legality
 from .rows import FEWEST, RowPlan, row_plan
-from .work import Work, is_whole, measure
+from .work import Work, is_uneven, is_whole, measure
 
 HIDDEN = 0.7  # share of the shorter of memory and arithmetic time that hides behind the longer
 REMEMBERED = 8  # bodies for the same outputs
 HEAVY = frozenset((CONTRACT, OPAQUE, TUP, GET))  # whose price depends on the op itself
 TOO_LARGE = 1e9  # ns for a value that no binding can hold
+# of a CPU: bytes of memory that take as long as one that is read again, of a bias or of a value a
+# row, and as one of these of which no aligned four is read; and what a row that is read or written
+# in single elements takes of the time of one in fours
+AGAIN, UNEVEN, SINGLE = 0.27, 3.0, 1.5
 
 
 class Priced(NamedTuple):
@@ -227,6 +231,8 @@ class Pricer:
     def _memory(self, b: Body, work: Work) -> tuple[float, float]:
         """(bytes read and written, ns to add for values that are too large for a binding)."""
         p, total, penalty, turns = self.p, 0.0, 0.0, self._in_turn(b, work)
+        cpu = self.target.kind == "cpu"
+        single = cpu and b.main >= 0 and b.anchor < 0 and is_uneven(p.patterns[b.main])
         for c in b.operands + b.outs:
             is_read = c not in b.space
             part = float(work.touched.get(c, 0) * p.itemsize[c])
@@ -234,10 +240,19 @@ class Pricer:
                 part *= self.target.profile.strided
             if is_read and work.touched.get(c, 0) >= b.full:
                 part *= work.passes.get(c, 1).bit_count()
+            part *= SINGLE if single and work.touched.get(c, 0) >= b.full else 1.0
             total += part * SHARE if turns and not is_read and c not in work.across else part
+            total += self._again(b, work, c) if cpu and is_read and b.anchor < 0 else 0.0
             if p.numel[c] * p.itemsize[c] > self.target.max_binding_bytes:
                 penalty += TOO_LARGE
         return total, penalty
+
+    def _again(self, b: Body, work: Work, c: int) -> float:
+        """Bytes for loads of a CPU that find in its caches what was loaded before."""
+        if self.p.numel[c] <= 1:
+            return 0.0
+        more = max(0, work.need.get(c, 0) - work.touched.get(c, 0)) * self.p.itemsize[c]
+        return more * AGAIN * (UNEVEN if c in work.uneven else 1.0)
 
     def _in_turn(self, b: Body, work: Work) -> bool:
         """Whether lanes of a CPU store results one after the other."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..types import Type
 from .anchor import Anchor
-from .graph import BCAST, CONTRACT, EW, GET, MOVE, OPAQUE, RED, TRANS, TUP, Problem, Window
+from .graph import BCAST, CONTRACT, EW, GET, MOVE, OPAQUE, RED, TRANS, TUP, Pattern, Problem, Window
 from .legal import FULL, TRANSPOSED, Body
 
 TILE_SIDE = 64  # of a contraction: a tile of one side computes the elements of the other side
@@ -23,6 +23,7 @@ class Work:
     need: dict[int, int]  # times that a value is computed
     passes: dict[int, int]  # bit i: needed in pass i over a row
     across: set[int]  # classes read or written across their last axis
+    uneven: set[int]  # classes of which neighbouring results need no aligned four
     flops: float = 0.0  # elementwise
     launches: int = 0  # beyond the first: copies, and windows of other sizes
     anchors: list[Anchor] = field(default_factory=list)
@@ -40,6 +41,7 @@ def measure(p: Problem, b: Body, again: bool) -> Work:
         need={c: numel[c] for c in b.outs},
         passes={c: 1 << b.level[c] if again and is_whole(b.space[c]) else 1 for c in b.outs},
         across={c for c in b.outs if b.space[c] >= TRANSPOSED and p.strided[choice[c]]},
+        uneven=set(),
     )
     if p.windows and b.main < 0 and b.anchor < 0:
         _write_windows(p, b, w)
@@ -83,7 +85,7 @@ def _descend(p: Problem, b: Body, w: Work, c: int, again: bool) -> None:
     role, kids, numel = p.role[n], p.kids[n], p.numel
     need, touched, passes = w.need, w.touched, w.passes
     m, t, when = need.get(c, 0), touched.get(c, 0), passes.get(c, 1)
-    strided = c in w.across
+    strided, uneven = c in w.across, c in w.uneven
     if role in (EW, MOVE):
         w.flops += p.weight[n] * m * when.bit_count()
     elif role == RED and b.anchor >= 0:  # of the rows of a product, in every workgroup
@@ -98,6 +100,8 @@ def _descend(p: Problem, b: Body, w: Work, c: int, again: bool) -> None:
             m, when = b.rows, 1  # once a row
         elif numel[kids[0]] == 1 or _is_repeated(p, n):
             m = -(-m // VECTOR)  # once an invocation, whose elements are neighbors
+        else:
+            uneven = uneven or is_uneven(p.patterns[p.mark[n]])
     elif role == TRANS:
         strided = strided or p.strided[n]
     elif role in (CONTRACT, OPAQUE, TUP):
@@ -116,6 +120,13 @@ def _descend(p: Problem, b: Body, w: Work, c: int, again: bool) -> None:
             touched[k] = min(numel[k], t)
         if strided:
             w.across.add(k)
+        if uneven:
+            w.uneven.add(k)
+
+
+def is_uneven(pattern: Pattern) -> bool:
+    """Whether rows, or columns that lie together, are no fours."""
+    return (pattern.run if pattern.last_kept else pattern.length) % VECTOR != 0
 
 
 def _is_repeated(p: Problem, n: int) -> bool:
