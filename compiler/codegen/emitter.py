@@ -86,6 +86,7 @@ class Emitter:
         self.reusing = False
         self.sharing = False  # equal texts are one value
         self.fours = False  # neighbours that are loaded one by one are parts of a vec4
+        self.parts_of = 0  # elements of arrays of which single ones are loaded as parts of a vec4
         self.functions: dict[str, str] = {}
         self.held: Held | None = None  # loads that are made once, before these statements
         self.lanes: lanes.Lanes | None = None  # that store one after the other
@@ -353,6 +354,8 @@ class Emitter:
             part = self._part(flat, k, access) if self.fours else None
             if part is not None:
                 return part
+            if access.size == self.parts_of:
+                return self._element_of_four(node, flat, k, access)
             access.single = True
             at = self.index(flat)
             return self.let(
@@ -390,6 +393,14 @@ class Emitter:
             text = loaded(text, access.dtype, True)
             known = self.let(("four", k, quad), "load", text, depth, True)
         return Value(f"{known.text}.{'xyzw'[c]}", depth=known.depth)
+
+    def _element_of_four(self, node: Node, flat: Index, k: int, access: Access) -> Value:
+        """An element of the aligned vec4 that holds it, wherever that is."""
+        access.vector = True
+        text, depth = self._quad(k, access, flat // 4)
+        at = self.index(flat % 4)
+        text = loaded(f"{text}[{at.text}]", access.dtype, False)
+        return self.let((node, flat), "load", text, max(depth, at.depth), False)
 
     def texel(self, node: Node, at: str) -> str:
         """Vec4 number `at` of a stored node's elements, from an image, which may end within it."""

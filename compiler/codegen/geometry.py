@@ -26,6 +26,7 @@ _HELD = 16  # the same for the lanes of a CPU: a row stays on their stack
 _TURNS = 16  # rows that lanes have one after the other, so that operands of columns are read once
 _FEWEST = 4  # lanes of a row, or each lane has a row of its own
 _EACH = 2  # steps of a lane that sharing rows is worth
+MOST_ENDS = 6  # elements of a row that are in no whole vec4
 _FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
 # vec4s of a lane, where lanes store one after the other: of rows (one at least), and of two rows
 # that share something; more are little faster and take long to translate
@@ -93,6 +94,13 @@ class Geometry:
     def tail(self) -> int:
         """Elements of a row after its last vec4."""
         return self.length % 4 if self.wide and self.along else 0
+
+    @property
+    def within(self) -> bool:
+        """Whether rows begin within a vec4: lanes that share one take the whole vec4s in it, then
+        single elements at both of its ends."""
+        fours = self.shared and self.tail > 0 and self.rows * self.length % 4 == 0
+        return fours and self.T >= MOST_ENDS and self.segments == 1 and not self.inline
 
     @property
     def share(self) -> int:
@@ -179,7 +187,7 @@ def _can_share(g: Geometry, target: Target) -> bool:
 def _shares(g: Geometry, target: Target, passes: int) -> bool:
     """Whether they had better: they load once what several passes need, and store whole lines."""
     worth = (passes > 1 and g.steps >= _EACH * g.lanes) or g.units < _FEW_ROWS
-    return worth and _can_share(g, target)
+    return _can_share(g, target) and (worth or _shared(g).within)
 
 
 def _shared(g: Geometry) -> Geometry:
@@ -188,7 +196,7 @@ def _shared(g: Geometry) -> Geometry:
     tiles = -(-g.units // g.members)
     turns = min(_TURNS, max(1, tiles // _LEAST_GROUPS))
     if not g.inline:
-        even = g.steps % (g.T * _UNROLL) == 0
+        even = g.steps % (g.T * _UNROLL) == 0 and not g.within
         g = replace(g, unroll=_UNROLL if even else 1)
         turns = min(turns, max(1, _SEQUENTIAL // g.trips))
     return replace(g, R=turns)

@@ -26,11 +26,12 @@ _WORTH_A_COPY = 1 << 16  # elements read, from where on an image saves more than
 @dataclass(frozen=True, slots=True)
 class Step:
     """A place in a row where a pass has something to do: `present` is a WGSL bool, None when always
-    so."""
+    so. `flat` is where it is in memory, if that is not told by the row and the position."""
 
     position: Index
     present: Value | None = None
     tail: bool = False
+    flat: Index | None = None
 
 
 def row_kernel(
@@ -55,13 +56,14 @@ class _RowKernel:
         self.number = {o: k for k, o in enumerate((*self.full, *self.rows, *segments))}
         self.trees: dict[str, tuple[str, str, str, int]] = {}
         self.position = Index()
+        self.flat: Index | None = None  # of the step, see there
         self.places: dict[object, tuple[Index, ...]] = {}
         self.row = self.segment = self.thread = Index()
         self.copies: list[tuple[Index, dict[Node, Value]]] = []
         self.row_present: Value | None = None
         for k, access in enumerate(self.em.accesses):
             along = k < len(self.full) or not g.along
-            access.vector = g.wide and along and access.size % 4 == 0 and g.tail == 0
+            access.vector = g.wide and along and access.size % 4 == 0 and (g.within or not g.tail)
 
     def build(self) -> KernelSource:
         if self.g.shared:
@@ -98,7 +100,7 @@ class _RowKernel:
         space = self.a.space.get(node)
         if space is None or space.kind == "pure":
             return None
-        key = (self.row, self.position, space, node.shape)
+        key = (self.row, self.position, self.flat, space, node.shape)
         if key not in self.places:
             self.places[key] = unflatten(self._flat(space), node.shape)
         return self.places[key]
@@ -106,8 +108,11 @@ class _RowKernel:
     def _flat(self, space: Space) -> Index:
         """The row-major position, in the array it is in, of the value at the current row and
         position."""
-        flat = self.row if space.kind == "row" else self.g.flat(self.row, self.position)
-        return turned(space, flat)
+        return turned(space, self.row if space.kind == "row" else self._at())
+
+    def _at(self) -> Index:
+        """Where the current row's element at the current position is."""
+        return self.g.flat(self.row, self.position) if self.flat is None else self.flat
 
     def _cpu_variables(self) -> None:
         g, em = self.g, self.em
@@ -152,7 +157,21 @@ class _RowKernel:
             turn = em.variable("turn", g.R)
             unit = (tile * g.R + turn) * g.members + member
             self._set_rows([self._inside(unit, g.units % (g.R * g.members) != 0)])
+            if g.within:
+                self._ends()
             self._passes()
+
+    def _ends(self) -> None:
+        """Variables for a row that begins within a vec4: elements before the first whole one, the
+        number of the first, how many there are, elements at both ends, and this lane's one."""
+        em, size = self.em, self.g.length
+        begin, head = em.index(self.row * size), em.index(self.row * (size * 3) % 4)
+        em.parts_of = self.g.rows * size
+        em.line(f"let first = ({begin.text} + {head.text}) / 4u;")
+        em.line(f"let fours = ({size}u - {head.text}) / 4u;")
+        em.line(f"let ends = {size}u - fours * 4u;")
+        far = f"min({size}u + thread - ends, {size - 1}u)"
+        em.variable("end", size, f"select({far}, thread, thread < {head.text})")
 
     def _rows_in_turn(self) -> None:
         """The same, written out, with lanes that store one after the other."""
@@ -239,7 +258,7 @@ class _RowKernel:
         self, step: Step, reductions: Sequence[Node], full: Sequence[Node]
     ) -> tuple[list[tuple[Node, Value]], list[tuple[Node, Index, Value]]]:
         """What is reduced and what is stored (where) at a step of the current row."""
-        self.position, em = step.position, self.em
+        self.position, self.flat, em = step.position, step.flat, self.em
         values = [(n, em.value(n.operands[0], self._operand_place(n))) for n in reductions]
         places = [self._flat(self._space(o)) for o in full]
         return values, [
@@ -256,7 +275,7 @@ class _RowKernel:
             for step in self._inline_steps():
                 visit([step])
             return
-        start, stop = "0u", f"{g.steps}u"
+        start, stop = "0u", "fours" if g.within else f"{g.steps}u"
         if g.segments > 1:
             first = em.index(self.segment * g.share)
             start = first.text
@@ -286,6 +305,9 @@ class _RowKernel:
     def _loop_steps(self) -> list[Step]:
         """The steps of one round of a loop."""
         g = self.g
+        if g.within:
+            quad = self.em.variable("quad", g.rows * g.length // 4, "first + j") * 4 + V
+            return [Step(quad, flat=quad)]
         if g.unroll == 1 or g.T > 1:
             j = self.em.variable("j", g.steps - (g.unroll - 1) * g.T)
             places = [j + u * g.T for u in range(g.unroll)]
@@ -317,6 +339,9 @@ class _RowKernel:
         g, em = self.g, self.em
         if not g.tail:
             return
+        if g.within:
+            yield Step(variable("end", g.length), Value("thread < ends"), tail=True)
+            return
         last = []
         if g.segments > 1:
             last = [f"{em.index(self.segment).text} == {g.segments - 1}u"]
@@ -339,7 +364,7 @@ class _RowKernel:
     # ---- accumulation
 
     def _operand_place(self, reduction: Node) -> tuple[Index, ...]:
-        return unflatten(self.g.flat(self.row, self.position), reduction.operands[0].shape)
+        return unflatten(self._at(), reduction.operands[0].shape)
 
     def _space(self, output: Node) -> Space:
         space = self.a.space[output]
@@ -451,9 +476,12 @@ class _RowKernel:
         g, target = self.g, self.job.target
         for access in self.em.accesses:
             passes = len({phase for _, phase in access.at})
-            # of columns, each of the tiles that lanes have reads all
-            shared = g.abreast and all("tile" not in at.variables for at, _ in access.at)
-            read = access.size * passes * (g.workgroups if shared else 1)
+            # of columns, each of the tiles that lanes have reads all, or each of the rows
+            again = g.workgroups if g.abreast else g.rows if g.within else 1
+            shared = access.size < g.rows * g.length and not any(
+                {"tile", "row"} & at.variables for at, _ in access.at
+            )
+            read = access.size * passes * (again if shared else 1)
             access.reused &= read >= _WORTH_A_COPY
         if g.shared:
             return self._finish_shared()

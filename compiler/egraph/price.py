@@ -13,7 +13,7 @@ from .anchor import Anchor, AnchorCost, anchor_cost
 from .graph import BCAST, CONTRACT, GET, LEAF, OPAQUE, RED, TUP, Problem
 from .legal import MOST_OUTPUTS, Body, Legality
 from .rows import FEWEST, RowPlan, row_plan
-from .work import Work, is_uneven, is_whole, measure
+from .work import Work, is_whole, measure
 
 HIDDEN = 0.7  # share of the shorter of memory and arithmetic time that hides behind the longer
 REMEMBERED = 8  # bodies for the same outputs
@@ -199,7 +199,7 @@ class Pricer:
         if any(a is None for a in anchors):
             return None
         heavy = [a for a in anchors if a is not None]
-        nbytes, penalty = self._memory(b, work)
+        nbytes, penalty = self._memory(b, work, plan)
         nbytes += sum(a.nbytes for a in heavy)
         launches = plan.launches + work.launches + sum(a.launches for a in heavy)
         profile = self.target.profile
@@ -228,11 +228,11 @@ class Pricer:
         long = self.p.patterns[b.main].length > self.target.profile.onchip
         return plan.staged or long or (self.target.kind == "cpu" and not plan.held)
 
-    def _memory(self, b: Body, work: Work) -> tuple[float, float]:
+    def _memory(self, b: Body, work: Work, plan: RowPlan) -> tuple[float, float]:
         """(bytes read and written, ns to add for values that are too large for a binding)."""
         p, total, penalty, turns = self.p, 0.0, 0.0, self._in_turn(b, work)
         cpu = self.target.kind == "cpu"
-        single = cpu and b.main >= 0 and b.anchor < 0 and is_uneven(p.patterns[b.main])
+        single = cpu and b.anchor < 0 and not plan.fours
         for c in b.operands + b.outs:
             is_read = c not in b.space
             part = float(work.touched.get(c, 0) * p.itemsize[c])

@@ -22,18 +22,21 @@ HELD = 16  # steps of a lane that stay on its stack between passes
 # on a GPU: threads for each of its profile's rows that would read at full speed if nothing else
 # held them up, and how far below that as many are (an H200: 1,024 read 80 to 95 GB/s, 65,536 2,200)
 FULL_ROWS, HELD_UP = 72, 0.8
+MOST_ENDS = 6  # elements of a row that are in no vec4 of its own, which as many lanes have
 SPREAD_ROWS = 512  # threads of a GPU for each of its profile's rows that compute at full speed
 
 
 class RowPlan(NamedTuple):
     """`used` is the share of the device's bandwidth that the rows reach, `spread` that of its
-    arithmetic; with `held`, a row is read and each of its elements is computed once."""
+    arithmetic; with `held`, a row is read and each of its elements is computed once. With `fours`
+    lanes of a CPU read and write vec4s."""
 
     launches: int
     used: float
     staged: bool
     held: bool = False
     spread: float = 1.0
+    fours: bool = True
 
 
 def row_plan(
@@ -54,7 +57,9 @@ def row_plan(
     steps = pattern.length // 4 if wide and along else pattern.length
     passes = levels + stores
     worth = (passes > 1 and steps >= EACH * target.subgroup) or units < FEW_ROWS
-    alone = cpu and along and worth and steps >= FEWEST and has_subgroups(target)
+    able = cpu and along and steps >= FEWEST and has_subgroups(target)
+    within = able and _begin_within(pattern, steps, target)
+    alone = able and (worth or within)
     shared = in_turn or alone
     together = 1
     if cpu:
@@ -63,6 +68,7 @@ def row_plan(
         threads, together = row_threads(target, units, steps, along)
     trips = -(-steps // threads)
     held = in_turn or (shared and trips + bool(pattern.length % 4) <= HELD)
+    even = (pattern.length if along else pattern.run) % 4 == 0
     iterations = trips * passes + trips * passes // 64 + RESERVE
     fits = not target.loop_limit or iterations <= target.loop_limit
     busy = BUSY_SHARED if shared else BUSY_ROWS[target.kind]
@@ -71,9 +77,16 @@ def row_plan(
         written_out or -(-units // together) >= busy or trips * passes <= SEQUENTIAL[target.kind]
     )
     if not fits or (not enough if staged is None else staged):
-        return RowPlan(2 * levels + stores, 1.0, True)
+        return RowPlan(2 * levels + stores, 1.0, True, fours=even)
     rate = max(1, units) * threads / target.profile.rows
     if cpu:
-        return RowPlan(1, min(1.0, rate), False, held, min(1.0, rate))
+        return RowPlan(1, min(1.0, rate), False, held, min(1.0, rate), even or within)
     used = rate / FULL_ROWS / (1 + HELD_UP * rate / FULL_ROWS)
     return RowPlan(1, min(1.0, used), False, held, min(1.0, rate / SPREAD_ROWS))
+
+
+def _begin_within(pattern: Pattern, steps: int, target: Target) -> bool:
+    """Whether lanes share rows of vec4s with single elements at both ends."""
+    threads = power(steps, target.subgroup)
+    uneven = pattern.length % 4 != 0 and pattern.rows * pattern.length % 4 == 0
+    return uneven and threads >= MOST_ENDS and -(-steps // threads) + 1 > HELD

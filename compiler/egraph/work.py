@@ -101,7 +101,7 @@ def _descend(p: Problem, b: Body, w: Work, c: int, again: bool) -> None:
         elif numel[kids[0]] == 1 or _is_repeated(p, n):
             m = -(-m // VECTOR)  # once an invocation, whose elements are neighbors
         else:
-            uneven = uneven or is_uneven(p.patterns[p.mark[n]])
+            uneven = uneven or _is_uneven(p.patterns[p.mark[n]])
     elif role == TRANS:
         strided = strided or p.strided[n]
     elif role in (CONTRACT, OPAQUE, TUP):
@@ -124,7 +124,7 @@ def _descend(p: Problem, b: Body, w: Work, c: int, again: bool) -> None:
             w.uneven.add(k)
 
 
-def is_uneven(pattern: Pattern) -> bool:
+def _is_uneven(pattern: Pattern) -> bool:
     """Whether rows, or columns that lie together, are no fours."""
     return (pattern.run if pattern.last_kept else pattern.length) % VECTOR != 0
 
