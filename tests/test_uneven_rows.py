@@ -9,8 +9,9 @@ import pytest
 
 import eggpu as eg
 from eggpu import nn
-from eggpu.compiler.codegen.geometry import MOST_ENDS, geometry
+from eggpu.compiler.codegen.geometry import geometry
 from eggpu.compiler.schedule.space import Pattern
+from eggpu.compiler.schedule.tile_rows import MOST_ENDS
 from eggpu.compiler.tracing import array
 
 SHAPES = ((4, 4097), (8, 4102), (12, 4099), (2, 2, 5, 4111), (40, 2051))

@@ -12,6 +12,7 @@ from ..schedule.target import Target
 from ..schedule.tile_rows import (
     INLINE,
     INLINE_WIDEST,
+    MOST_ENDS,
     WANTED,
     WIDEST,
     has_subgroups,
@@ -26,7 +27,6 @@ _HELD = 16  # the same for the lanes of a CPU: a row stays on their stack
 _TURNS = 16  # rows that lanes have one after the other, so that operands of columns are read once
 _FEWEST = 4  # lanes of a row, or each lane has a row of its own
 _EACH = 2  # steps of a lane that sharing rows is worth
-MOST_ENDS = 6  # elements of a row that are in no whole vec4
 _FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
 # vec4s of a lane, where lanes store one after the other: of rows (one at least), and of two rows
 # that share something; more are little faster and take long to translate

@@ -8,7 +8,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..schedule.target import Target
-from ..schedule.tile_rows import INLINE, INLINE_WIDEST, WIDEST, has_subgroups, power, row_threads
+from ..schedule.tile_rows import (
+    INLINE,
+    INLINE_WIDEST,
+    MOST_ENDS,
+    WIDEST,
+    has_subgroups,
+    power,
+    row_threads,
+)
 from .graph import Pattern
 
 BUSY_ROWS = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
@@ -22,7 +30,6 @@ HELD = 16  # steps of a lane that stay on its stack between passes
 # on a GPU: threads for each of its profile's rows that would read at full speed if nothing else
 # held them up, and how far below that as many are (an H200: 1,024 read 80 to 95 GB/s, 65,536 2,200)
 FULL_ROWS, HELD_UP = 72, 0.8
-MOST_ENDS = 6  # elements of a row that are in no vec4 of its own, which as many lanes have
 SPREAD_ROWS = 512  # threads of a GPU for each of its profile's rows that compute at full speed
 
 

@@ -25,6 +25,8 @@ INLINE = 8  # steps of a row that are written out instead of looped over
 INLINE_WIDEST = 16  # the same for the largest workgroups: a row stays in their registers
 WANTED = 256  # workgroups where rows are in segments
 
+MOST_ENDS = 6  # elements of a row on a CPU that are in no vec4 of its own, each of which a lane has
+
 # measured nanoseconds of one core for 8 lanes
 _LOAD4, _LOAD1, _STORE = 26.0, 13.0, 10.0
 _MULTIPLY_ADD, _SHUFFLE, UNPACK, _GROUP = 0.3, 0.5, 0.6, 150.0
