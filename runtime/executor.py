@@ -27,7 +27,8 @@ _SPLIT = 4000  # dispatches in one command buffer
 _RECORDINGS = 64  # combinations of external memory whose steps are kept
 _SERIAL = attrgetter("serial")
 _Memory = tuple[tuple[int, ...], tuple[int, ...]]  # serials and offsets of external memory
-_Range = tuple[int, int, int]  # serial of the memory (below 0: of an image), offset, bytes
+# serial of the memory, offset, bytes; of an image a number below 0, layer, layers
+_Range = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Executable:
                 index,
                 kernel,
                 pipeline,
-                tuple(b.access for b in kernel.bindings),
+                tuple(b.layout for b in kernel.bindings),
                 has_immediates(kernel.wgsl),
             )
             for (index, kernel), pipeline in zip(live, pipelines)
@@ -275,8 +276,8 @@ class Executable:
 
     def _copies(self, copy: Copy, places: Places, rounds: Rounds) -> list[native.Copy]:
         storage, offset, nbytes = self._range(copy.buffer, places, rounds)
-        image, texel = self._images[copy.image][0], self.plan.images[copy.image].texel
-        return native.copies(storage.gpu, offset, nbytes, image, copy.width, texel, copy.row)
+        texture, texel = self._images[copy.image].texture, self.plan.images[copy.image].texel
+        return native.copies(storage.gpu, offset, nbytes, texture, copy.width, texel, copy.layer)
 
     def _keep(self, buffers: Sequence[DeviceBuffer], places: Places) -> None:
         """Copies arguments to images that stay for later calls, where these hold others."""
@@ -294,8 +295,9 @@ class Executable:
         ranges: list[_Range] = []
         for b in prepared.kernel.bindings:
             if b.access in TEXELS:
-                bound.append((self._images[b.image][1], 0, 0))
-                ranges.append((-1 - b.image, 0, 0))
+                layers = b.layer, len(b.buffers)
+                bound.append((self._images[b.image].view(*layers), 0, 0))
+                ranges.append((-1 - b.image, *layers))
                 continue
             storage, offset, nbytes = self._hull(b, places, rounds)
             bound.append((storage.gpu, offset, nbytes))

@@ -41,8 +41,15 @@ class Copy:
     __slots__ = ("extent", "image", "source")
 
     def __init__(
-        self, buffer: Any, offset: int, image: Any, row: int, rows: int, width: int, texel: int
+        self,
+        buffer: Any,
+        offset: int,
+        image: Any,
+        at: tuple[int, int],
+        extent: tuple[int, int],
+        texel: int,
     ) -> None:
+        width, rows = extent
         self.source = ffi.new("WGPUTexelCopyBufferInfo *")
         self.source.buffer = buffer._internal
         self.source.layout.offset = offset
@@ -50,7 +57,7 @@ class Copy:
         self.source.layout.rowsPerImage = rows
         self.image = ffi.new("WGPUTexelCopyTextureInfo *")
         self.image.texture = image._internal
-        self.image.origin.y = row
+        self.image.origin.y, self.image.origin.z = at
         self.image.aspect = lib.WGPUTextureAspect_All
         self.extent = ffi.new("WGPUExtent3D *")
         self.extent.width, self.extent.height, self.extent.depthOrArrayLayers = width, rows, 1
@@ -60,15 +67,15 @@ _ROW = 1 << 18  # bytes a row, of a copy that has one
 
 
 def copies(
-    buffer: Any, offset: int, nbytes: int, image: Any, width: int, texel: int, row: int = 0
+    buffer: Any, offset: int, nbytes: int, image: Any, width: int, texel: int, layer: int
 ) -> list[Copy]:
-    """Copies of a range of a buffer to an image, from a row on: of whole rows, and of the rest."""
+    """Copies of a range of a buffer to a layer of an image: of whole rows, and of the rest."""
     # buffers end at multiples of texels, so that the last one may hold other bytes as well
     rows, rest = divmod(-(-nbytes // texel), width)
-    out = [Copy(buffer, offset, image, row, rows, width, texel)] if rows else []
+    out = [Copy(buffer, offset, image, (0, layer), (width, rows), texel)] if rows else []
     if rest:
         start = offset + texel * width * rows
-        out.append(Copy(buffer, start, image, row + rows, 1, rest, texel))
+        out.append(Copy(buffer, start, image, (rows, layer), (rest, 1), texel))
     return out
 
 

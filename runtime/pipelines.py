@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import wgpu
 
 from ..compiler.schedule.images import TEXELS
-from ..compiler.schedule.plan import Access, Image, Kernel, has_immediates
+from ..compiler.schedule.plan import LAYERED, Image, Kernel, has_immediates
 from . import host, native
 from .errors import KernelError
 from .translate import Translation
@@ -19,19 +19,40 @@ if TYPE_CHECKING:
     from .buffers import DeviceBuffer
     from .device import Device
 
-Accesses = tuple[Access, ...]
+Accesses = tuple[str, ...]  # as in `Binding.layout`
 Key = tuple[str, Accesses, bool]  # WGSL, access of each binding, runs without checks
 
 _AROUND = 3  # source lines shown on each side of an error
 _DUMMY_BYTES = 1 << 16
-_LAYOUTS: dict[Access, dict[str, Any]] = {
+_LAYOUTS: dict[str, dict[str, Any]] = {
     "read": {"buffer": {"type": "read-only-storage"}},
     "read_write": {"buffer": {"type": "storage"}},
-    "image1": {"storage_texture": {"access": "read-only", "format": "r32float"}},
-    "image4": {"storage_texture": {"access": "read-only", "format": "rgba32float"}},
-    "image1u": {"storage_texture": {"access": "read-only", "format": "r32float"}},
-    "image4u": {"storage_texture": {"access": "read-only", "format": "rgba32float"}},
 }
+for _access, _texel in TEXELS.items():
+    for _layers, _dimension in (("", "2d"), (LAYERED, "2d-array")):
+        _LAYOUTS[_access + _layers] = {
+            "storage_texture": {
+                "access": "read-only", "format": _texel.format, "view_dimension": _dimension
+            }
+        }  # fmt: skip
+
+
+class Picture:
+    """An image on the device, whose layers kernels read."""
+
+    def __init__(self, texture: Any) -> None:
+        self.texture = texture
+        self._views: dict[tuple[int, int], Any] = {}
+
+    def view(self, layer: int, count: int) -> Any:
+        """A view of one layer, or of several."""
+        if (layer, count) not in self._views:
+            self._views[layer, count] = self.texture.create_view(
+                dimension="2d" if count == 1 else "2d-array",
+                base_array_layer=layer,
+                array_layer_count=count,
+            )
+        return self._views[layer, count]
 
 
 class Pipelines:
@@ -44,7 +65,7 @@ class Pipelines:
         self._pipeline_layouts: dict[tuple[Accesses, bool], Any] = {}
         self._dummies: dict[Accesses, Any] = {}
         self._translations: list[Translation] = []
-        self._given: dict[Access, tuple[Any, int, int]] = {}  # what dummies bind
+        self._given: dict[str, tuple[Any, int, int]] = {}  # what dummies bind
 
     def get(self, kernels: Sequence[Kernel]) -> list[Any]:
         """The pipeline of each kernel. On a CPU the driver starts to translate new ones at once;
@@ -78,20 +99,22 @@ class Pipelines:
         entries: list[dict[str, Any]] = []
         for i, (access, (held, offset, nbytes)) in enumerate(zip(accesses, ranges, strict=True)):
             part = {"buffer": held, "offset": offset, "size": nbytes}
-            entries.append({"binding": i, "resource": held if access in TEXELS else part})
+            buffer = access in ("read", "read_write")
+            entries.append({"binding": i, "resource": part if buffer else held})
         return self._device.gpu.create_bind_group(layout=self.layout(accesses), entries=entries)
 
-    def image(self, image: Image) -> tuple[Any, Any]:
-        """A new image, and the view of it that kernels read.
+    def image(self, image: Image) -> Picture:
+        """A new image.
 
-        None has sides that are powers of two, whose kernels lavapipe translates once more.
+        None has sides that are powers of two, or only one layer: lavapipe translates kernels once
+        more for these. A layer that nothing is copied to takes no memory there.
         """
         made = self._device.gpu.create_texture(
-            size=(_uneven(image.width), _uneven(image.rows), 1),
+            size=(_uneven(image.width), _uneven(image.rows), max(2, image.layers)),
             format={t.nbytes: t.format for t in TEXELS.values()}[image.texel],
             usage=wgpu.TextureUsage.STORAGE_BINDING | wgpu.TextureUsage.COPY_DST,
         )
-        return made, made.create_view()
+        return Picture(made)
 
     def run_once(
         self, wgsl: str, name: str, buffers: Sequence[DeviceBuffer], groups: int = 1
@@ -113,7 +136,7 @@ class Pipelines:
     def _key(self, kernel: Kernel) -> Key:
         device = self._device
         unchecked = kernel.trusted and not device.debug
-        return kernel.wgsl, tuple(b.access for b in kernel.bindings), unchecked
+        return kernel.wgsl, tuple(b.layout for b in kernel.bindings), unchecked
 
     def _build(self, missing: dict[Key, Kernel]) -> None:
         for wgsl, accesses, _ in missing:
@@ -199,11 +222,13 @@ class Pipelines:
             self._dummies[accesses] = self.bind(accesses, [self._dummy(a) for a in accesses])
         return self._dummies[accesses]
 
-    def _dummy(self, access: Access) -> tuple[Any, int, int]:
+    def _dummy(self, access: str) -> tuple[Any, int, int]:
         """Memory for bindings of a kind; one buffer cannot be read from and written to at once."""
         if access not in self._given:
-            if access in TEXELS:
-                self._given[access] = (self.image(Image(TEXELS[access].nbytes, 4, 1))[1], 0, 0)
+            if (texel := TEXELS.get(access.removesuffix(LAYERED))) is not None:
+                layers = 2 if access.endswith(LAYERED) else 1
+                picture = self.image(Image(texel.nbytes, 4, 1, layers))
+                self._given[access] = picture.view(0, layers), 0, 0
             else:
                 usage = wgpu.BufferUsage.STORAGE
                 made = self._device.gpu.create_buffer(size=_DUMMY_BYTES, usage=usage)

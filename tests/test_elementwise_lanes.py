@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import eggpu as eg
-from eggpu.compiler.codegen import lower
+from eggpu.compiler.codegen import elementwise, lower
 from eggpu.compiler.ir import Graph, Node
 from eggpu.compiler.ops import elementwise as E
 from eggpu.compiler.ops import full, reshape, transpose
@@ -153,7 +153,10 @@ def test_what_no_subgroups_fill_is_stored_otherwise(
     check(device, target, [x], [x * 2.0], PLAIN)
 
 
-def test_grids_of_two_dimensions(device: Device, target: Target) -> None:
+def test_grids_of_two_dimensions(
+    device: Device, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elementwise, "_LEAST_GROUPS", 1)
     few = replace(target, max_groups=20)
     x = given(0, (26, 8 * 4 * 4 * target.subgroup))  # workgroups
     plan = check(device, few, [x], [x + 1.0])

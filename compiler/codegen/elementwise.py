@@ -24,6 +24,7 @@ SEVERAL, WORKGROUP_OF_SEVERAL, SHORT = 4, 128, 48
 _FOURS, _WRITTEN, _LINES, _ABREAST = 8, 16, 320, 4
 _BETTER_FOURS = (8, 4, 7, 6, 5, 3, 2, 1)  # the first that there can be is taken
 _BETTER_ABREAST = (_ABREAST, *range(32, 0, -1))
+_LEAST_GROUPS = 64  # with fewer a text is not worth being longer
 _REPEATED = 4  # times that elements of an operand are read that is worth a copy in an image
 
 
@@ -90,8 +91,9 @@ class _Kernel:
         if not any(at == flat for at in self._places(flat)):
             return None
         lines = emitter.text.count("\n") + 1
-        most = min(_FOURS, _WRITTEN // len(outputs), _LINES // lines)
         tiles = self.count // lanes
+        most = min(_FOURS, _WRITTEN // len(outputs), _LINES // lines)
+        most = min(most, max(1, tiles // _LEAST_GROUPS // _ABREAST))
         fours = next((n for n in _BETTER_FOURS if n <= most and tiles % n == 0), 0)
         if not fours:
             return None

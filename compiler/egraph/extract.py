@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from ..collector import no_collector
-from ..ir import Graph, Node, make
+from ..ir import Graph, Kind, Node, make
 from ..ops.move import reshape
 from ..schedule.selection import Group, Selection, stored_base
 from ..schedule.target import Target
@@ -162,7 +162,7 @@ def decode(draft: Draft, graph: Graph) -> Selection:
         written.update(new)
         if new:
             operands = dict.fromkeys(nodes[c] for c in priced.operands)
-            groups.append(Group(new, tuple(operands), priced.cost))
+            groups.append(Group(_in_order(new), tuple(operands), priced.cost))
     outputs = tuple(nodes[r] for r in draft.p.snapshot.roots)
     return Selection(
         graph.replace(outputs=outputs, sources=sources),
@@ -170,6 +170,13 @@ def decode(draft: Draft, graph: Graph) -> Selection:
         classes={node: c for c, node in nodes.items()},
         made_by={node: draft.p.snapshot.rule[draft.choice[c]] for c, node in nodes.items()},
     )
+
+
+def _in_order(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Results of one op as it numbers them, so that kernels of such groups have one text."""
+    if any(n.kind is not Kind.GET for n in outputs):
+        return outputs
+    return tuple(sorted(outputs, key=lambda n: n.op.index))
 
 
 def _nodes(draft: Draft) -> dict[int, Node]:

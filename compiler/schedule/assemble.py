@@ -15,7 +15,7 @@ from ..ir import Node
 from ..types import DTYPES
 from .horizontal import Merged, Row, bound, rows
 from .horizontal import merge as find_merged
-from .images import AHEAD, TEXELS, image_for, with_images
+from .images import AHEAD, TEXELS, with_images
 from .kernel import KernelSource
 from .memory import Item, Layout, aligned, lay_out, most_alive
 from .order import Step
@@ -368,9 +368,8 @@ class _Memory:
             held = [table.number(value) for value in step.values(k)]
             numbers.append((held[0],) if shared else tuple(dict.fromkeys(held)))
             if first.elements[k] in TEXELS:
-                rows_each = image_for(table.buffers[held[0]].shape, first.elements[k]).rows
-                at = tuple(numbers[-1].index(n) * rows_each for n in held)
-                offsets.append(None if shared else at)
+                layers = tuple(numbers[-1].index(n) for n in held)
+                offsets.append(None if shared else layers)
                 continue
             starts = [table.buffers[n].place[-1] for n in held]
             lowest = min(starts)  # type: ignore[type-var]
@@ -403,10 +402,13 @@ class _Memory:
             if element in TEXELS:
                 accesses[k] = cast("Access", element)
         writable = frozenset(j for j, m in enumerate(memory[writes:]) if m in written)
+        layered = frozenset(
+            k for k, e in enumerate(source.elements) if e in TEXELS and len(numbers[k]) > 1
+        )
         return Kernel(
             name=source.name,
             template=source.template,
-            wgsl=source.source(_binding_names(source), writable),
+            wgsl=source.source(_binding_names(source), writable, layered),
             bindings=tuple(
                 Binding(n[0], a, more=n[1:]) for n, a in zip(numbers, accesses, strict=True)
             ),

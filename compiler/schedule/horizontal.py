@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .images import MOST, TEXELS, image_for
+from .images import LAYERS, TEXELS
 from .kernel import KernelSource, Stored
 from .order import Before, Step, stable
 from .parts import Column, form, loads, mergeable
@@ -165,7 +165,7 @@ def _chunks(steps: Sequence[Step], program: Program, target: Target) -> Iterator
     unit = target.offset_alignment
     chunk: list[Step] = []
     elements = kernel_of(steps[0]).elements
-    limits = [MOST if e in TEXELS else most for e in elements]
+    limits = [LAYERS if e in TEXELS else most for e in elements]
     sizes = [0] * len(limits)
     for step in steps:
         more = [_room(program.values[v], e, unit) for v, e in zip(bound(step), elements)]
@@ -180,10 +180,8 @@ def _chunks(steps: Sequence[Step], program: Program, target: Target) -> Iterator
 
 
 def _room(array: Array, element: str, unit: int) -> int:
-    """Rows in an image, or bytes in a buffer."""
-    if element in TEXELS:
-        return image_for(array.shape, element).rows
-    return _padded(array, unit)
+    """Layers of an image, or bytes in a buffer."""
+    return 1 if element in TEXELS else _padded(array, unit)
 
 
 def _padded(array: Array, unit: int) -> int:

@@ -3,21 +3,23 @@ one, and when each copy is made.
 
 A copy ends a compute pass, so copies that kernels soon need are made together. One that is read
 again much later, as what the backward pass reads of the forward pass, stays where there is room.
-What a loop reads from around it is copied once, before the loop, into images that nothing else in
-the loop uses.
+What a merged kernel reads of each of its parts are layers of one image; a value that another kernel
+reads before is copied to its layer at once, where there is room, and serves both. What a loop reads
+from around it is copied once, before the loop, into images that nothing else in the loop uses.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from .plan import Copy, Image, Kernel, Plan, Repeat
+from .plan import Binding, Copy, Image, Kernel, Plan, Repeat
 from .rounds import Loops
 
 AHEAD = 8  # kernels for which copies are made early, or kept
-ROOM = 3  # a third of the rest of a call's memory may hold copies for kernels beyond these
+ROOM = 1  # as much as the rest of a call's memory may hold copies for kernels beyond these,
+MOST_ROOM = 1 << 30  # bytes at most
 EARLY = 256 << 20  # bytes of images that stand ready
 LINE = 64  # bytes that are added to each row, so that rows do not compete for the same cache lines
 _ALIGNED = 256  # bytes, of which a row of a copy is a multiple
@@ -25,9 +27,11 @@ MOST = 16384 - 16  # texels each way
 FLAT = 1024  # texels of a row of an array that has no rows of its own
 KEPT = ("image1u", "image4u")  # copies of words, which are weights, stay for later calls
 LARGEST = FLAT * MOST  # elements of an array in an image
+LAYERS = 256  # of an image
 
 
-Key = tuple[tuple[int, ...], str]  # buffers, one below the other, and the access
+Key = tuple[tuple[int, ...], str]  # buffers, a layer each, and the access
+Place = tuple[int, int]  # an image and the first layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +70,6 @@ def image_for(shape: Sequence[int], element: str) -> Image:
     return Image(texel, width + LINE // texel, rows)
 
 
-def stacked(shape: Sequence[int], element: str, count: int) -> Image:
-    """The smallest image for so many arrays of one shape, one below the other."""
-    one = image_for(shape, element)
-    return replace(one, rows=one.rows * count)
-
-
 def with_images(plan: Plan, ahead: int = AHEAD) -> Plan:
     """The plan with the images that its kernels read, and the copies that fill them.
 
@@ -82,18 +80,29 @@ def with_images(plan: Plan, ahead: int = AHEAD) -> Plan:
     return _Images(plan, ahead).placed()
 
 
+@dataclass(slots=True)
+class _Stack:
+    """The image of a key of several buffers, until the key was read and no layer of it is held for
+    a buffer of its own."""
+
+    image: int
+    filled: set[int] = field(default_factory=set[int])  # layers
+    read: bool = False
+
+
 class _Images:
     """Which image holds what as kernels run; it is known by its buffers and access."""
 
     def __init__(self, plan: Plan, ahead: int) -> None:
         self.plan, self.ahead = plan, ahead
-        self.room = plan.peak_bytes // ROOM if ahead > 1 else 0
+        self.room = min(plan.peak_bytes // ROOM, MOST_ROOM) if ahead > 1 else 0
         self.images: list[Image] = []
         self.free: list[int] = []
-        self.held: dict[Key, int] = {}
-        self.fixed: dict[Key, int] = {}  # of these, held while a loop runs
-        self.kept: dict[Key, int] = {}  # of arguments, for all calls
-        self.first: list[Copy] = []  # which fill these
+        self.held: dict[Key, Place] = {}
+        self.fixed: dict[Key, Place] = {}  # of these, held while a loop runs
+        self.kept: dict[Key, Place] = {}  # of arguments, for all calls
+        self.stacks: dict[Key, _Stack] = {}
+        self.first: list[Copy] = []  # which fill what is kept
         self.copies: list[Copy] = []
         self.written: dict[int, int] = {}
         self.around = [Loops(plan).around(k) for k in range(len(plan.kernels))]
@@ -104,6 +113,10 @@ class _Images:
         for k in reversed(range(len(plan.kernels))):
             for key in self._read(k):
                 self.reads.setdefault(key, []).append(k)
+        self.stacks_of: dict[Key, list[Key]] = {}  # those that have a layer for a buffer
+        for key in self.reads:
+            for buffer in key[0] if len(key[0]) > 1 else ():
+                self.stacks_of.setdefault(((buffer,), key[1]), []).append(key)
 
     def placed(self) -> Plan:
         kernels: list[Kernel] = []
@@ -116,17 +129,15 @@ class _Images:
                     self._keep(key)
             if any(key not in self.held for key in self._read(k)):
                 self._copy_before(k)
-            bindings = tuple(
-                replace(b, image=self._image(b.buffers, b.access)) for b in kernel.bindings
-            )
-            kernels.append(replace(kernel, bindings=bindings))
+            kernels.append(replace(kernel, bindings=tuple(map(self._bound, kernel.bindings))))
             self._release_after(k)
         images, copies = tuple(self.images), (*self.first, *self.copies)
         return replace(self.plan, kernels=tuple(kernels), images=images, copies=copies)
 
-    def _image(self, buffers: tuple[int, ...], access: str) -> int:
-        key = buffers, access
-        return self.kept.get(key, self.held.get(key, -1))
+    def _bound(self, binding: Binding) -> Binding:
+        key = binding.buffers, binding.access
+        image, layer = self.kept.get(key, self.held.get(key, (-1, 0)))
+        return replace(binding, image=image, layer=layer)
 
     def _stays(self, key: Key) -> bool:
         """Whether these are words of arguments that the call does not write to."""
@@ -140,8 +151,10 @@ class _Images:
     def _keep(self, key: Key) -> None:
         """Copies that are made once for all calls, to an image of their own."""
         self.images.append(self._needed(key))
-        image = self.kept[key] = len(self.images) - 1
-        self._fill(self.first, 0, key, image, kept=True)
+        image = len(self.images) - 1
+        self.kept[key] = image, 0
+        for layer in range(len(key[0])):
+            self.first.append(replace(self._filled(0, key, layer, image, layer), kept=True))
 
     def _enter(self, k: int, same: bool) -> None:
         """At the first kernel of other loops: what is held was copied in rounds that may differ.
@@ -149,8 +162,10 @@ class _Images:
         `same`: the outermost loop is the one of the kernel before.
         """
         self.fixed = self.fixed if same else {}
-        self.free += [i for key, i in self.held.items() if key not in self.fixed]
-        self.held = dict(self.fixed)
+        for key in [key for key in self.held if key not in self.fixed]:
+            self._let_go(key)
+        for key in list(self.stacks):
+            self._leave(key)
         if self.around[k] and not same:
             self._copy_once(k, self.plan.loops[self.around[k][0]])
 
@@ -163,7 +178,10 @@ class _Images:
                 continue
             if self._bytes_held() + self._needed(key).nbytes > EARLY:
                 continue
-            self.fixed[key] = self._copy(k, key, once=True)
+            place = self.held[key] = self.fixed[key] = self._take(self._needed(key)), 0
+            for layer in range(len(key[0])):
+                copy = self._filled(k, key, layer, place[0], layer)
+                self.copies.append(replace(copy, once=True))
 
     def _read(self, k: int) -> list[Key]:
         """What kernel k reads from images."""
@@ -173,27 +191,79 @@ class _Images:
 
     def _needed(self, key: Key) -> Image:
         buffers, element = key
-        return stacked(self.plan.buffers[buffers[0]].shape, element, len(buffers))
+        one = image_for(self.plan.buffers[buffers[0]].shape, element)
+        return replace(one, layers=len(buffers))
 
     def _last_written(self, key: Key) -> int:
         """The last kernel that writes one of the buffers."""
         return max(self.written.get(b, -1) for b in key[0])
 
-    def _copy(self, k: int, key: Key, once: bool = False) -> int:
-        """Copy before kernel k; the image."""
-        image = self.held[key] = self._take(self._needed(key))
-        self._fill(self.copies, k, key, image, once)
-        return image
+    def _copy(self, k: int, key: Key) -> None:
+        """Copy before kernel k what is not there yet."""
+        buffers, _ = key
+        stack = key if len(buffers) > 1 else self._stack_for(k, key)
+        if stack is None:
+            image = self._take(self._needed(key))
+            self.held[key] = image, 0
+            self.copies.append(self._filled(k, key, 0, image, 0))
+            return
+        there = self._stack(stack)
+        at = 0 if stack == key else stack[0].index(buffers[0])
+        self.held[key] = there.image, at
+        for i in range(len(buffers)):
+            if at + i not in there.filled:
+                there.filled.add(at + i)
+                self.copies.append(self._filled(k, key, i, there.image, at + i))
 
-    def _fill(
-        self, to: list[Copy], k: int, key: Key, image: int, once: bool = False, kept: bool = False
-    ) -> None:
-        """Notes the copies of a key's buffers to an image, before kernel k."""
-        buffers, element = key
-        shape = self.plan.buffers[buffers[0]].shape
-        width, rows = row_width(shape, element), image_for(shape, element).rows
-        for i, buffer in enumerate(buffers):
-            to.append(Copy(k, buffer, image, width, once, row=i * rows, kept=kept))
+    def _filled(self, k: int, key: Key, i: int, image: int, layer: int) -> Copy:
+        """The copy of a key's buffer i before kernel k."""
+        buffer = key[0][i]
+        width = row_width(self.plan.buffers[buffer].shape, key[1])
+        return Copy(k, buffer, image, width, layer=layer)
+
+    def _stack(self, key: Key) -> _Stack:
+        if key not in self.stacks:
+            self.stacks[key] = _Stack(self._take(self._needed(key)))
+        return self.stacks[key]
+
+    def _stack_for(self, k: int, key: Key) -> Key | None:
+        """A stack that has a layer for a buffer which kernel k, or one soon, reads on its own: one
+        that is there, or that is read later and for which there is room."""
+        stacks = self.stacks_of.get(key, [])
+        for stack in stacks:
+            if stack in self.stacks:
+                return stack
+        for stack in stacks:
+            j = next((j for j in reversed(self.reads[stack]) if j >= k), -1)
+            late = j >= 0 and self.around[j] == self.around[k]
+            taken = sum(self.images[i].nbytes for i in self._waiting()) if late else 0
+            if late and taken + self._needed(stack).nbytes <= self.room:
+                return stack
+        return None
+
+    def _waiting(self) -> set[int]:
+        """The images of stacks that are not read yet."""
+        return {s.image for key, s in self.stacks.items() if key not in self.held and not s.read}
+
+    def _let_go(self, key: Key) -> None:
+        image, _ = self.held.pop(key)
+        owner = next((k for k, s in self.stacks.items() if s.image == image), None)
+        if owner is None:
+            self.free.append(image)
+        elif owner == key:
+            self._leave(key)
+        else:
+            self._free_stack(owner)
+
+    def _leave(self, key: Key) -> None:
+        """A stack was read, or will not be."""
+        self.stacks[key].read = True
+        self._free_stack(key)
+
+    def _free_stack(self, key: Key) -> None:
+        stack = self.stacks[key]
+        if stack.read and all(image != stack.image for image, _ in self.held.values()):
+            self.free.append(self.stacks.pop(key).image)
 
     def _copy_before(self, k: int) -> None:
         """Copy what kernel k lacks, and what the next ones will and is there already."""
@@ -210,14 +280,16 @@ class _Images:
         late: list[tuple[int, Key]] = []
         for key in [key for key in self.held if key not in soon and key not in self.fixed]:
             if (j := self._next_read(k, key)) is None:
-                self.free.append(self.held.pop(key))
+                self._let_go(key)
             else:
                 late.append((j, key))
-        room = self.room
+        waiting = self._waiting()
+        room = self.room - sum(self.images[i].nbytes for i in waiting)
         for _, key in sorted(late):  # the sooner it is read, the less it takes to keep it
-            room -= self.images[self.held[key]].nbytes
+            image, _ = self.held[key]
+            room -= 0 if image in waiting else self.images[image].nbytes
             if room < 0:
-                self.free.append(self.held.pop(key))
+                self._let_go(key)
 
     def _next_read(self, k: int, key: Key) -> int | None:
         """The kernel after k that reads what an image holds now, if there is one."""
@@ -234,13 +306,15 @@ class _Images:
             yield j
 
     def _bytes_held(self) -> int:
-        return sum(self.images[i].nbytes for i in self.held.values())
+        images = {image for image, _ in self.held.values()} | {s.image for s in self.stacks.values()}
+        return sum(self.images[i].nbytes for i in images)
 
     def _take(self, needed: Image) -> int:
-        """A free image of that width with enough rows, at most twice as many, else a new one."""
+        """A free image of that width with enough rows and layers, at most twice as many, else a
+        new one."""
         fitting = [i for i in self.free if _fits(self.images[i], needed)]
         if fitting:
-            best = min(fitting, key=lambda i: (self.images[i].rows, i))
+            best = min(fitting, key=lambda i: (self.images[i].nbytes, i))
             self.free.remove(best)
             return best
         self.images.append(needed)
@@ -249,4 +323,5 @@ class _Images:
 
 def _fits(image: Image, needed: Image) -> bool:
     same = (image.texel, image.width) == (needed.texel, needed.width)
-    return same and needed.rows <= image.rows <= 2 * needed.rows
+    rows = needed.rows <= image.rows <= 2 * needed.rows
+    return same and rows and needed.layers <= image.layers <= 2 * needed.layers

@@ -65,9 +65,14 @@ class KernelSource:
     # only copies reads[0] to writes[0]: left out where both lie in one place
     copies: bool = False
 
-    def source(self, names: Sequence[str], writable: frozenset[int] = frozenset()) -> str:
+    def source(
+        self,
+        names: Sequence[str],
+        writable: frozenset[int] = frozenset(),
+        layered: frozenset[int] = frozenset(),
+    ) -> str:
         """The WGSL for bindings called `names`; `writable` are positions in `reads` bound as
-        read_write.
+        read_write, `layered` bindings of several layers of an image.
 
         (Of one buffer in a dispatch, either all bindings are `read` or all `read_write`.)
         """
@@ -82,7 +87,8 @@ class KernelSource:
             place = "<storage, read_write>" if written else "<storage, read>"
             kind = f"array<{element}>"
             if element in TEXELS:
-                place, kind = "", f"texture_storage_2d<{TEXELS[element].format}, read>"
+                array = "_array" if k in layered else ""
+                place, kind = "", f"texture_storage_2d{array}<{TEXELS[element].format}, read>"
             lines.append(f"@group(0) @binding({k}) var{place} {name}: {kind};")
         enables = "enable f16;\n" if "shader-f16" in self.features else ""
         return enables + "\n".join(lines) + "\n\n" + _named(self.text, names)

@@ -11,7 +11,8 @@ from .target import Target
 FEATURES = ("immediates", "shader-int64", "subgroup")
 PAIR = 8  # elements of a store
 _WORDS = ("f32", "i32", "u32", "bool")  # types whose elements are words in memory
-LARGE = 1 << 18  # elements that are worth a longer text, which is no part of a merged kernel
+LARGE = 1 << 16  # elements that are worth a longer text, which is no part of a merged kernel
+LONG = 1 << 25  # multiplications of a product that are worth it, whose text is twice as long
 SHARE = 0.4  # of the time of other stores
 WRITTEN = 64  # vec4s of a row that a lane stores, or kernels take seconds to translate
 

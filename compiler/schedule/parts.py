@@ -104,15 +104,15 @@ def merged(
 ) -> tuple[str, list[int]]:
     """The text for parts of one form, and the numbers of the table that it reads, if any.
 
-    `offsets[k]` are bytes from the start of binding k to each part's array, rows where it is an
-    image; None where all parts bind the same. `grid` is that of the merged kernel, of two axes.
+    `offsets[k]` are bytes from the start of binding k to each part's array, its layer where it is
+    an image; None where all parts bind the same. `grid` is that of the merged kernel, of two axes.
     """
     first = sources[0]
     columns = _Columns(len(sources))
     text = _with_numbers([s.text for s in sources], columns)
     for k, column in enumerate(offsets):
         if column is not None and first.elements[k] in TEXELS:
-            text = _lowered(text, k, columns.name(column))
+            text = _layered(text, k, columns.name(column))
         elif column is not None:
             unit = element_bytes(first.elements[k])
             name = columns.name(tuple(at // unit for at in column))
@@ -154,20 +154,18 @@ def _shifted(text: str, k: int, name: str) -> str:
     return "".join([*out, text[at:]])
 
 
-def _lowered(text: str, k: int, name: str) -> str:
-    """`text` with each `textureLoad($k, vec2<u32>(x, y))` at row `name + (y)`."""
+def _layered(text: str, k: int, name: str) -> str:
+    """`text` with each `textureLoad($k, place)` as `textureLoad($k, place, name)`."""
     out: list[str] = []
-    at, mark = 0, f"textureLoad(${k}, vec2<u32>("
+    at, mark = 0, f"textureLoad(${k}, "
     while (found := text.find(mark, at)) >= 0:
         start = end = found + len(mark)
-        depth, comma = 1, -1
+        depth = 1
         while depth:
             depth += {"(": 1, ")": -1}.get(text[end], 0)
-            comma = end if depth == 1 and text[end] == "," else comma
             end += 1
-        column, row = text[start:comma], text[comma + 1 : end - 1].strip()
-        column, row = _lowered(column, k, name), _lowered(row, k, name)
-        out += text[at:start], f"{column}, {name} + ({row}))"
+        place = _layered(text[start : end - 1], k, name)
+        out += text[at:start], f"{place}, {name})"
         at = end
     return "".join([*out, text[at:]])
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["input", "output", "scratch", "constant", "view"]
+LAYERED = "[]"  # marks a binding of several layers
 Access = Literal["read", "read_write", "image1", "image4", "image1u", "image4u"]
 
 
@@ -41,41 +42,47 @@ class Binding:
     With access "image1" or "image4" the kernel reads a copy of the buffer in one of the plan's
     images, of f32 or of vec4<f32>; with "image1u" or "image4u" their bits are those of u32. A
     binding of several buffers, which lie in one block or pack, is of the least range that holds
-    them all; of several in one image they lie one below the other.
+    them all; in an image each has a layer, from `layer` on.
     """
 
     buffer: int  # index into Plan.buffers
     access: Access
     image: int = -1  # index into Plan.images
     more: tuple[int, ...] = ()  # further buffers
+    layer: int = 0
 
     @property
     def buffers(self) -> tuple[int, ...]:
         """All buffers of the binding."""
         return (self.buffer, *self.more)
 
+    @property
+    def layout(self) -> str:
+        """What a bind-group layout must know: the access, with "[]" where layers of an image are."""
+        return self.access + (LAYERED if self.image >= 0 and self.more else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture of f32 or vec4<f32> in device memory, for copies of buffers."""
+    """Layers of f32 or vec4<f32> in device memory, each for the copy of a buffer."""
 
     texel: int  # bytes: 4 or 16
     width: int  # texels in a row
     rows: int
+    layers: int = 1
 
     @property
     def nbytes(self) -> int:
-        return self.texel * self.width * self.rows
+        return self.texel * self.width * self.rows * self.layers
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A buffer is copied into an image before a kernel runs, `width` texels to each row.
+    """A buffer is copied into a layer of an image before a kernel runs, `width` texels to each row.
 
-    Several arrays of one shape may lie in one image, one below the other. Inside loops it is copied
-    each time that the kernel runs, or only before the first time. A copy of an argument that is
-    `kept` is made before all kernels, and only when the argument is another array than in the call
-    before.
+    Inside loops it is copied each time that the kernel runs, or only before the first time. A copy
+    of an argument that is `kept` is made before all kernels, and only when the argument is another
+    array than in the call before.
     """
 
     kernel: int  # index into Plan.kernels
@@ -83,7 +90,7 @@ class Copy:
     image: int
     width: int
     once: bool = False
-    row: int = 0  # of the image, where the copy begins
+    layer: int = 0
     kept: bool = False
 
 

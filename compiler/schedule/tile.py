@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from .lanes import LARGE, SHARE, can_store
+from .lanes import LARGE, LONG, SHARE, can_store
 from .target import Target
 from .tile_rows import PACKED, UNPACK, lane_tiles, row_tiles
 
@@ -221,7 +221,8 @@ def _saved_in_turn(
     p, lanes = product, target.subgroup
     whole = width == 4 and not p.swap and p.m % rows == 0 and p.n % (4 * lanes) == 0
     size = p.batch * p.m * p.n
-    if not (whole and size >= LARGE and can_store(target, [("f32", size * splits)])):
+    worth = size >= LARGE and size * p.k >= LONG
+    if not (whole and worth and can_store(target, [("f32", size * splits)])):
         return 0.0
     return tiles * splits * rows * (1 - SHARE) * _STORE4 * lanes / 8
 

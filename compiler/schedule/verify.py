@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ..errors import IRError
 from ..types import DTYPES
-from .images import TEXELS, image_for
+from .images import TEXELS
 from .plan import Buffer, Copy, Kernel, Plan, Row
 from .rounds import Loops, Rounds
 from .target import Target
@@ -241,7 +241,7 @@ class _Contents:
         self.plan = plan
         self.loops = loops
         self.rounds: Rounds = {}
-        self.images: dict[int, dict[int, int]] = {}  # buffers by their first row
+        self.images: dict[tuple[int, int], int] = {}  # the buffer in each layer
         self.regions: dict[tuple[str | int, ...], _Region] = {}
         for number, buffer in enumerate(plan.buffers):
             if buffer.role in ("input", "constant"):
@@ -295,21 +295,13 @@ class _Contents:
         stays = not copy.kept or (buffer.place[0] == "input" and copy.kernel == 0)
         _need(stays, where, f"keeps a copy of {buffer.name}, no argument of its own")
         need = -(-buffer.nbytes // (image.texel * copy.width))
-        fits = copy.width <= image.width and copy.row >= 0 and copy.row + need <= image.rows
-        got = f"{image.rows - copy.row} of {image.width}"
+        fits = copy.width <= image.width and need <= image.rows
+        got = f"{image.rows} of {image.width}"
         _need(fits, where, f"needs {need} rows of {copy.width} for {buffer.name}, got {got}")
+        there = 0 <= copy.layer < image.layers
+        _need(there, where, f"copies to layer {copy.layer} of {image.layers} of an image")
         self.check(copy.buffer, where)
-        held = self.images.setdefault(copy.image, {})
-        for row in [
-            r for r in held if copy.row <= r < copy.row + need or self._over(held, r, copy)
-        ]:
-            del held[row]
-        held[copy.row] = copy.buffer
-
-    def _over(self, held: dict[int, int], row: int, copy: Copy) -> bool:
-        """Whether what lies from a row of an image on reaches down to where a copy begins."""
-        image, nbytes = self.plan.images[copy.image], self.plan.buffers[held[row]].nbytes
-        return row < copy.row < row + -(-nbytes // (image.texel * copy.width))
+        self.images[copy.image, copy.layer] = copy.buffer
 
     def run(self, kernel: Kernel, where: str) -> None:
         """Checks what the kernel reads and notes what it writes."""
@@ -319,11 +311,10 @@ class _Contents:
                     self.check(number, where)
                 continue
             name, image = self.plan.buffers[binding.buffer].name, binding.image
-            first = self.plan.buffers[binding.buffer]
-            rows = image_for(first.shape, binding.access).rows
-            wanted = {i * rows: number for i, number in enumerate(binding.buffers)}
-            held = self.images.get(image, {})
-            holds = all(held.get(row) == number for row, number in wanted.items())
+            holds = all(
+                self.images.get((image, layer)) == number
+                for layer, number in enumerate(binding.buffers, binding.layer)
+            )
             _need(holds, where, f"reads {name} from image {image}, which holds another value")
             need, got = TEXELS[binding.access].nbytes, self.plan.images[image].texel
             _need(got == need, where, f"needs texels of {need} bytes of {name}, got {got}")
