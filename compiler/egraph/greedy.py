@@ -49,13 +49,15 @@ def greedy(p: Problem, cost: list[float]) -> list[int]:
     little.
 
     Sets of needed classes are bounded to a window of depth, so that memory grows linearly. Of equal
-    prices the one whose operands lie lower is taken, so that what a program repeats is chosen alike.
+    prices the one whose operands lie lower is taken: what a program repeats is chosen alike.
     """
     depth, parents = _depths(p)
     sets: dict[int, dict[int, float]] = {}
     total: dict[int, float] = {}
     choice = [nodes[0] if len(nodes) == 1 else -1 for nodes in p.candidates]
-    below = {n: max((depth[k] for k in p.kids[n]), default=0) for c in p.live for n in p.candidates[c]}
+    below = {
+        n: max((depth[k] for k in p.kids[n]), default=0) for c in p.live for n in p.candidates[c]
+    }
     heap = [(depth[c], 0, n) for c in p.live for n in p.candidates[c] if not p.kids[n]]
     heapq.heapify(heap)
     queued = {n for *_, n in heap}

@@ -306,7 +306,9 @@ class _Images:
             yield j
 
     def _bytes_held(self) -> int:
-        images = {image for image, _ in self.held.values()} | {s.image for s in self.stacks.values()}
+        images = {image for image, _ in self.held.values()} | {
+            s.image for s in self.stacks.values()
+        }
         return sum(self.images[i].nbytes for i in images)
 
     def _take(self, needed: Image) -> int:

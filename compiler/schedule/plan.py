@@ -58,7 +58,7 @@ class Binding:
 
     @property
     def layout(self) -> str:
-        """What a bind-group layout must know: the access, with "[]" where layers of an image are."""
+        """What a bind-group layout must know: the access, with "[]" where layers are."""
         return self.access + (LAYERED if self.image >= 0 and self.more else "")
 
 
