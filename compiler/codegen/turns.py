@@ -34,9 +34,10 @@ class Turns:
     lanes: int
 
     def possible(self, emitter: Emitter, folded: bool) -> bool:
-        """Whether the lanes can store the first result so."""
+        """Whether the lanes can store the first result so, and that is worth the text: of several
+        in a loop over rows the others stay there."""
         first = emitter.accesses[0]
-        if folded and (not self.outputs or self.outputs[0].dtype is not f32):
+        if folded and (len(self.outputs) != 1 or self.outputs[0].dtype is not f32):
             return False
         em = Emitter((), {})
         return can_store(self.target, [(first.dtype, first.size)]) and self._paired(em, 0)
