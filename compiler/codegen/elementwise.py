@@ -92,8 +92,8 @@ class _Kernel:
             return None
         lines = emitter.text.count("\n") + 1
         tiles = self.count // lanes
-        most = min(_FOURS, _WRITTEN // len(outputs), _LINES // lines)
-        most = min(most, max(1, tiles // _LEAST_GROUPS // _ABREAST))
+        busy = max(1, tiles // _LEAST_GROUPS // _ABREAST)
+        most = min(_FOURS, _WRITTEN // len(outputs), _LINES // lines, busy)
         fours = next((n for n in _BETTER_FOURS if n <= most and tiles % n == 0), 0)
         if not fours:
             return None

@@ -392,7 +392,7 @@ class Emitter:
             text, depth = self._quad(k, access, quad)
             text = loaded(text, access.dtype, True)
             known = self.let(("four", k, quad), "load", text, depth, True)
-        return Value(f"{known.text}.{'xyzw'[c]}", depth=known.depth)
+        return known.part(c)
 
     def _element_of_four(self, node: Node, flat: Index, k: int, access: Access) -> Value:
         """An element of the aligned vec4 that holds it, wherever that is."""

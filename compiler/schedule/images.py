@@ -105,7 +105,8 @@ class _Images:
         self.first: list[Copy] = []  # which fill what is kept
         self.copies: list[Copy] = []
         self.written: dict[int, int] = {}
-        self.around = [Loops(plan).around(k) for k in range(len(plan.kernels))]
+        loops = Loops(plan)
+        self.around = [loops.around(k) for k in range(len(plan.kernels))]
         for k, kernel in enumerate(plan.kernels):
             for number in (n for b in kernel.bindings[: kernel.writes] for n in b.buffers):
                 self.written[number] = k
@@ -151,10 +152,8 @@ class _Images:
     def _keep(self, key: Key) -> None:
         """Copies that are made once for all calls, to an image of their own."""
         self.images.append(self._needed(key))
-        image = len(self.images) - 1
-        self.kept[key] = image, 0
-        for layer in range(len(key[0])):
-            self.first.append(replace(self._filled(0, key, layer, image, layer), kept=True))
+        place = self.kept[key] = len(self.images) - 1, 0
+        self.first += [replace(copy, kept=True) for copy in self._filled(0, key, place)]
 
     def _enter(self, k: int, same: bool) -> None:
         """At the first kernel of other loops: what is held was copied in rounds that may differ.
@@ -179,9 +178,7 @@ class _Images:
             if self._bytes_held() + self._needed(key).nbytes > EARLY:
                 continue
             place = self.held[key] = self.fixed[key] = self._take(self._needed(key)), 0
-            for layer in range(len(key[0])):
-                copy = self._filled(k, key, layer, place[0], layer)
-                self.copies.append(replace(copy, once=True))
+            self.copies += [replace(copy, once=True) for copy in self._filled(k, key, place)]
 
     def _read(self, k: int) -> list[Key]:
         """What kernel k reads from images."""
@@ -203,23 +200,20 @@ class _Images:
         buffers, _ = key
         stack = key if len(buffers) > 1 else self._stack_for(k, key)
         if stack is None:
-            image = self._take(self._needed(key))
-            self.held[key] = image, 0
-            self.copies.append(self._filled(k, key, 0, image, 0))
+            place = self.held[key] = self._take(self._needed(key)), 0
+            self.copies += self._filled(k, key, place)
             return
         there = self._stack(stack)
-        at = 0 if stack == key else stack[0].index(buffers[0])
-        self.held[key] = there.image, at
-        for i in range(len(buffers)):
-            if at + i not in there.filled:
-                there.filled.add(at + i)
-                self.copies.append(self._filled(k, key, i, there.image, at + i))
+        place = self.held[key] = there.image, 0 if stack == key else stack[0].index(buffers[0])
+        new = [c for c in self._filled(k, key, place) if c.layer not in there.filled]
+        there.filled |= {c.layer for c in new}
+        self.copies += new
 
-    def _filled(self, k: int, key: Key, i: int, image: int, layer: int) -> Copy:
-        """The copy of a key's buffer i before kernel k."""
-        buffer = key[0][i]
-        width = row_width(self.plan.buffers[buffer].shape, key[1])
-        return Copy(k, buffer, image, width, layer=layer)
+    def _filled(self, k: int, key: Key, place: Place) -> list[Copy]:
+        """The copies of a key's buffers before kernel k."""
+        (buffers, element), (image, first) = key, place
+        width = row_width(self.plan.buffers[buffers[0]].shape, element)
+        return [Copy(k, b, image, width, layer=layer) for layer, b in enumerate(buffers, first)]
 
     def _stack(self, key: Key) -> _Stack:
         if key not in self.stacks:
@@ -233,11 +227,11 @@ class _Images:
         for stack in stacks:
             if stack in self.stacks:
                 return stack
+        room = self.room - sum(self.images[i].nbytes for i in self._waiting())
         for stack in stacks:
-            j = next((j for j in reversed(self.reads[stack]) if j >= k), -1)
-            late = j >= 0 and self.around[j] == self.around[k]
-            taken = sum(self.images[i].nbytes for i in self._waiting()) if late else 0
-            if late and taken + self._needed(stack).nbytes <= self.room:
+            j = next((j for j in reversed(self.reads[stack]) if j >= k), None)
+            late = j is not None and self.around[j] == self.around[k]
+            if late and self._needed(stack).nbytes <= room:
                 return stack
         return None
 
