@@ -48,21 +48,17 @@ def greedy(p: Problem, cost: list[float]) -> list[int]:
     """An e-node a live class such that the classes that a class needs, each counted once, cost
     little.
 
-    Sets of needed classes are bounded to a window of depth, so that memory grows linearly. Of equal
-    prices the one whose operands lie lower is taken: what a program repeats is chosen alike.
+    Sets of needed classes are bounded to a window of depth, so that memory grows linearly.
     """
     depth, parents = _depths(p)
     sets: dict[int, dict[int, float]] = {}
     total: dict[int, float] = {}
     choice = [nodes[0] if len(nodes) == 1 else -1 for nodes in p.candidates]
-    below = {
-        n: max((depth[k] for k in p.kids[n]), default=0) for c in p.live for n in p.candidates[c]
-    }
-    heap = [(depth[c], 0, n) for c in p.live for n in p.candidates[c] if not p.kids[n]]
+    heap = [(depth[c], n) for c in p.live for n in p.candidates[c] if not p.kids[n]]
     heapq.heapify(heap)
-    queued = {n for *_, n in heap}
+    queued = {n for _, n in heap}
     while heap:
-        *_, n = heapq.heappop(heap)
+        _, n = heapq.heappop(heap)
         queued.discard(n)
         c = p.snapshot.cls[n]
         if any(k not in sets for k in p.kids[n]):
@@ -80,8 +76,7 @@ def greedy(p: Problem, cost: list[float]) -> list[int]:
             for user in parents.get(c, ()):
                 if user not in queued:
                     queued.add(user)
-                    level = depth[p.snapshot.cls[user]], below[user]
-                    heapq.heappush(heap, (*level, user))
+                    heapq.heappush(heap, (depth[p.snapshot.cls[user]], user))
     return choice if order_of(p, choice) is not None else first_found(p)
 
 
