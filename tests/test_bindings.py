@@ -36,12 +36,19 @@ def works(ffi: bindings.Remembering) -> None:
     assert isinstance(pair, ffi.CData)
 
 
-def test_second_time_parses_nothing(folder: Path) -> None:
+def test_header_is_parsed_once_and_types_are_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    real = bindings.cffi.api.FFI.cdef
+    monkeypatch.setattr(
+        bindings.cffi.api.FFI, "cdef", lambda ffi, text: parsed.append(text) or real(ffi, text)
+    )
     first, second = made(), made()
-    assert "_parser" in first.__dict__
-    assert "_parser" not in second.__dict__
-    works(first)
-    works(second)
+    for ffi in (first, second):
+        assert "_parser" not in ffi.__dict__
+        works(ffi)
+    assert parsed == [HEADER]
     assert len(list(folder.glob("*.py"))) == 1
 
 
