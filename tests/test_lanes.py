@@ -139,7 +139,7 @@ def test_gradients_of_a_layer_norm() -> None:
 
 
 def test_lanes_are_neighbours_or_not() -> None:
-    from eggpu.compiler.codegen.emitter import LANE, V
+    from eggpu.compiler.codegen.statements import LANE, V
     from eggpu.compiler.index import index, variable
 
     row, thread = variable("row", 10), variable("thread", 4)

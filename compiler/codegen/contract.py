@@ -16,13 +16,14 @@ from ..schedule.selection import Group, body
 from ..schedule.space import Analysis, Space, analyze, turned
 from ..schedule.tile import Tile, candidates
 from ..schedule.tile_rows import ROWS
-from .emitter import LANE, Emitter, V, Value, aligned
+from .emitter import Emitter, aligned
 from .held import Held
 from .lanes import digits
 from .rewrite import partial_input, product_as_rows, replaced, summed
 from .rowwise import lower_job
 from .skewed import Strides, shifts, strides
 from .source import Job, finish
+from .statements import LANE, V, Value
 from .turns import Turns, finish_text, store_text
 from .wgsl import length, wgsl_type
 

@@ -19,10 +19,11 @@ from ..schedule.tile import Tile
 from ..schedule.tile_decode import FORMS, Shape, decode_shape, decode_tiles
 from ..types import f32
 from .contract import Operand, load_cost, load_function, store_function, stores_fours, write_tile
-from .emitter import Emitter, Value
+from .emitter import Emitter
 from .rewrite import partial_input, replaced
 from .rowwise import lower_job
 from .source import Job, finish
+from .statements import Value
 
 _BOUNDS = ("first", "end")
 _QKV = ("q", "k", "v")

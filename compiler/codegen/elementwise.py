@@ -10,9 +10,10 @@ from ..schedule.kernel import KernelSource
 from ..schedule.lanes import FEATURES, can_store, in_turn
 from ..schedule.space import Analysis, analyze, turned
 from ..schedule.tile import fold
-from .emitter import Emitter, V, aligned, stored_type
+from .emitter import Emitter, aligned, stored_type
 from .lanes import Lanes, digits
 from .source import Job, finish
+from .statements import V
 
 WORKGROUP = 64
 # on a GPU with many elements an invocation has some, so that it waits for one while it computes

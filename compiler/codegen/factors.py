@@ -13,7 +13,8 @@ from ..index import Index
 from ..ir import Kind, Node
 from ..ops.elementwise import Elementwise
 from ..ops.move import Move
-from .emitter import Emitter, Value
+from .emitter import Emitter
+from .statements import Value
 
 Place = tuple[Index, ...]
 MOST_TERMS = 4

@@ -15,7 +15,8 @@ from ..ir import Node
 from .wgsl import wgsl_type
 
 if TYPE_CHECKING:
-    from .emitter import Emitter, Value
+    from .emitter import Emitter
+    from .statements import Value
 
 AXES = ("batch", "m", "n")
 _COLUMNS = frozenset({"batch", "n", "quad", "lane4"})  # the variables of what has no rows

@@ -18,7 +18,8 @@ from ..index import Index, index
 from ..schedule.lanes import PAIR
 
 if TYPE_CHECKING:
-    from .emitter import Emitter, Value
+    from .emitter import Emitter
+    from .statements import Value
 
 ELEMENT = "vec4<u64>"
 _NUMBERS = 32  # in the immediates

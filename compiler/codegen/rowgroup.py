@@ -13,9 +13,10 @@ from ..schedule.space import Analysis
 from ..schedule.tile import Tile, candidates
 from ..schedule.tile_rows import PACKED, ROWS
 from .contract import Operand, stores_fours, vector_axis, words_each, write_tile
-from .emitter import Emitter, V, Value
+from .emitter import Emitter
 from .rowproduct import RUNS, RowProduct, Section, Side
 from .source import Job
+from .statements import V, Value
 from .wgsl import literal, wgsl_type
 
 

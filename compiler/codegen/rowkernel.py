@@ -14,10 +14,11 @@ from ..schedule.kernel import KernelSource, Scratch
 from ..schedule.lanes import FEATURES
 from ..schedule.space import Analysis, Space, turned
 from ..schedule.tile import fold
-from .emitter import LANE, Emitter, V, Value, aligned
+from .emitter import Emitter, aligned
 from .geometry import Geometry
 from .lanes import Lanes, digits
 from .source import Job, finish
+from .statements import LANE, V, Value
 from .wgsl import literal, suffix, wgsl_type
 
 _WORTH_A_COPY = 1 << 16  # elements read, from where on an image saves more than its copy costs

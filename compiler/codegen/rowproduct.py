@@ -18,10 +18,11 @@ from ..ir import Kind, Node
 from ..schedule.kernel import KernelSource
 from ..schedule.tile import fold
 from ..schedule.tile_rows import ROWS
-from .emitter import Access, Emitter, V, Value
+from .emitter import Access, Emitter
 from .expression import quad_access
 from .factors import Term, terms
 from .source import Job, finish
+from .statements import V, Value
 from .wgsl import length
 
 RUNS = (32, 16, 8)  # steps over which scales may be constant

@@ -16,9 +16,10 @@ from ..schedule.space import Analysis, analyze, illegal
 from ..schedule.target import Target
 from ..schedule.tile import fold
 from ..types import DTYPES
-from .emitter import Emitter, V, Value
+from .emitter import Emitter
 from .rewrite import partial_input
 from .source import Job, finish
+from .statements import V, Value
 from .wgsl import literal, suffix, wgsl_type
 
 _LONGEST = 32768  # steps of one invocation where loops are bounded

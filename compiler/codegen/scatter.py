@@ -19,10 +19,11 @@ from ..schedule.tile import fold
 from ..types import u32
 from .contract import tile_place
 from .elementwise import lower_elementwise
-from .emitter import Emitter, V, Value
+from .emitter import Emitter
 from .rewrite import partial_input, replaced
 from .rowwise import lower_job
 from .source import Job, finish
+from .statements import V, Value
 from .wgsl import literal, wgsl_type
 
 WORKGROUP = 64

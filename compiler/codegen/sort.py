@@ -12,9 +12,10 @@ from ..schedule.kernel import KernelSource, Scratch, Stored
 from ..schedule.space import Analysis, illegal
 from ..schedule.tile import fold
 from ..types import i32, u32
-from .emitter import Emitter, Value
+from .emitter import Emitter
 from .rewrite import partial_input
 from .source import Job, finish
+from .statements import Value
 
 WORKGROUP = 64
 _SHORT = 64  # elements of a row that is sorted by counting alone

@@ -15,8 +15,9 @@ from ..schedule.lanes import can_store
 from ..schedule.space import Analysis, turned
 from ..schedule.target import Target
 from ..types import f32
-from .emitter import LANE, Emitter, Value, aligned
+from .emitter import Emitter, aligned
 from .lanes import Lanes
+from .statements import LANE, Value
 
 AXES = ("batch", "m", "n")
 

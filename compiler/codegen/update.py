@@ -18,8 +18,9 @@ from ..schedule.selection import stored_base
 from ..schedule.space import Analysis
 from ..schedule.tile import fold
 from .elementwise import WORKGROUP, lower_elementwise
-from .emitter import Emitter, V
+from .emitter import Emitter
 from .source import Job, finish
+from .statements import V
 
 
 def lower_map(job: Job, analysis: Analysis) -> list[KernelSource]:
