@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 
-from ..index import Index, index, unflatten, variable
+from ..index import Index, index, unflatten
 from ..ir import Kind, Node
 from ..ops.reduce import COMBINES, Combine, Reduce
 from ..schedule.kernel import KernelSource, Scratch
@@ -17,22 +16,12 @@ from ..schedule.tile import fold
 from .emitter import Emitter, aligned
 from .geometry import Geometry
 from .lanes import Lanes, digits
+from .rowsteps import Step, Steps
 from .source import Job, finish
 from .statements import LANE, V, Value
 from .wgsl import literal, suffix, wgsl_type
 
 _WORTH_A_COPY = 1 << 16  # elements read, from where on an image saves more than its copy costs
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A place in a row where a pass has something to do: `present` is a WGSL bool, None when always
-    so. `flat` is where it is in memory, if that is not told by the row and the position."""
-
-    position: Index
-    present: Value | None = None
-    tail: bool = False
-    flat: Index | None = None
 
 
 def row_kernel(
@@ -159,20 +148,9 @@ class _RowKernel:
             unit = (tile * g.R + turn) * g.members + member
             self._set_rows([self._inside(unit, g.units % (g.R * g.members) != 0)])
             if g.within:
-                self._ends()
+                em.parts_of = g.rows * g.length
+                self._steps().begin_within(self.row)
             self._passes()
-
-    def _ends(self) -> None:
-        """Variables for a row that begins within a vec4: elements before the first whole one, the
-        number of the first, how many there are, elements at both ends, and this lane's one."""
-        em, size = self.em, self.g.length
-        begin, head = em.index(self.row * size), em.index(self.row * (size * 3) % 4)
-        em.parts_of = self.g.rows * size
-        em.line(f"let first = ({begin.text} + {head.text}) / 4u;")
-        em.line(f"let fours = ({size}u - {head.text}) / 4u;")
-        em.line(f"let ends = {size}u - fours * 4u;")
-        far = f"min({size}u + thread - ends, {size - 1}u)"
-        em.variable("end", size, f"select({far}, thread, thread < {head.text})")
 
     def _rows_in_turn(self) -> None:
         """The same, written out, with lanes that store one after the other."""
@@ -272,95 +250,30 @@ class _RowKernel:
         """Visit every step of this invocation's share of a row, with the partial sums `inner`
         emptied now and then."""
         em, g = self.em, self.g
+        steps = self._steps()
         if g.inline:
-            for step in self._inline_steps():
+            for step in steps.written_out():
                 visit([step])
             return
-        start, stop = "0u", "fours" if g.within else f"{g.steps}u"
-        if g.segments > 1:
-            first = em.index(self.segment * g.share)
-            start = first.text
-            stop = em.let("stop", "stop", f"min({start} + {g.share}u, {g.steps}u)", 0, False).text
-        if g.T > 1:
-            start = (
-                "thread"
-                if start == "0u"
-                else em.let("start", "start", f"{start} + thread", 0, False).text
-            )
+        start, stop = steps.bounds()
         stride = g.T * g.unroll
         advance = "j++" if stride == 1 else f"j += {stride}u"
         if not inner:
             with em.block(f"for (var j = {start}; j < {stop}; {advance})"):
-                visit(self._loop_steps())
+                visit(steps.of_round())
         else:
             with em.block(f"for (var b = {start}; b < {stop}; b += {g.block * g.T}u)"):
                 for name, (node, _) in inner.items():
                     em.line(f"var {name} = {self._identity(node, g.wide)};")
                 with em.block(f"for (var j = b; j < min(b + {g.block * g.T}u, {stop}); {advance})"):
-                    visit(self._loop_steps())
+                    visit(steps.of_round())
                 for name, (node, total) in inner.items():
                     em.line(f"{total} = {self._combined(node, total, name, g.wide)};")
-        for step in self._tail_steps():
+        for step in steps.ends():
             visit([step])
 
-    def _loop_steps(self) -> list[Step]:
-        """The steps of one round of a loop."""
-        g = self.g
-        if g.within:
-            quad = self.em.variable("quad", g.rows * g.length // 4, "first + j") * 4 + V
-            return [Step(quad, flat=quad)]
-        if g.unroll == 1 or g.T > 1:
-            j = self.em.variable("j", g.steps - (g.unroll - 1) * g.T)
-            places = [j + u * g.T for u in range(g.unroll)]
-        else:
-            quad = self.em.variable("quad", g.steps // g.unroll, f"j / {g.unroll}u")
-            places = [quad * g.unroll + u for u in range(g.unroll)]
-        return [Step(j * 4 + V if g.wide and g.along else j) for j in places]
-
-    def _inline_steps(self) -> Iterator[Step]:
-        g, em = self.g, self.em
-        for u in range(g.trips):
-            j, present = self.thread + u * g.T, None
-            if (u + 1) * g.T > g.steps:
-                at = em.index(j)
-                present = em.known(("present", u)) or em.let(
-                    ("present", u), "present", f"{at.text} < {g.steps}u", 0, False
-                )
-                near = em.known(("near", u)) or em.let(
-                    ("near", u), "near", f"min({at.text}, {g.steps - 1}u)", 0, False
-                )
-                em.variables[near.text] = near
-                j = variable(near.text, g.steps)
-            yield Step(j * 4 + V if g.wide and g.along else j, present)
-        yield from self._tail_steps()
-
-    def _tail_steps(self) -> Iterator[Step]:
-        """The elements after the last vec4 of a row; of a row in segments, the last segment has
-        them."""
-        g, em = self.g, self.em
-        if not g.tail:
-            return
-        if g.within:
-            yield Step(variable("end", g.length), Value("thread < ends"), tail=True)
-            return
-        last = []
-        if g.segments > 1:
-            last = [f"{em.index(self.segment).text} == {g.segments - 1}u"]
-        if g.T == 1:
-            present = self._tail_present(last)
-            for k in range(g.tail):
-                yield Step(index(4 * g.steps + k), present, tail=True)
-            return
-        present = self._tail_present([*last, f"thread < {g.tail}u"])
-        near = em.known("tail") or em.let("tail", "near", f"min(thread, {g.tail - 1}u)", 0, False)
-        em.variables[near.text] = near
-        yield Step(variable(near.text, g.tail) + 4 * g.steps, present, tail=True)
-
-    def _tail_present(self, conditions: Sequence[str]) -> Value | None:
-        if not conditions:
-            return None
-        text = " && ".join(conditions)
-        return self.em.known(text) or self.em.let(text, "present", text, 0, False)
+    def _steps(self) -> Steps:
+        return Steps(self.em, self.g, self.thread, self.segment)
 
     # ---- accumulation
 
