@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,18 @@ def test_other_types_and_values_of_rows_and_columns() -> None:
     wanted = wide[range(8), labels] - np.log(np.exp(wide).sum(-1))
     np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-5)
     assert np.asarray(anywhere).all()
+
+
+def test_only_what_lies_as_the_rows_do_is_read_in_vec4s() -> None:
+    """An array of as many elements that is read across its rows stays one of single elements."""
+    x, y = rows((8, 4099)), rows((4099, 8))
+    compiled = eg.compile(lambda x, y: (x + y.T).max(-1), cache=False)
+    np.testing.assert_array_equal(np.asarray(compiled(x, y)), (x + y.T).max(-1))
+    (kernel,) = compiled.plan.kernels
+    names = [compiled.plan.buffers[b.buffer].name for b in kernel.bindings]
+    kinds = re.findall(r"var<storage, read> \w+: array<([^;]*)>;", kernel.wgsl)
+    assert "j < fours" in kernel.wgsl
+    assert dict(zip(names[1:], kinds, strict=True)) == {"x": "vec4<f32>", "y": "f32"}
 
 
 def test_rows_are_written_over_where_they_were() -> None:

@@ -54,7 +54,7 @@ class Emitter(Statements):
         self.phase = 0
         self.reusing = False
         self.fours = False  # neighbours that are loaded one by one are parts of a vec4
-        self.parts_of = 0  # elements of arrays of which single ones are loaded as parts of a vec4
+        self.parts = False  # single elements of what was read in vec4s before are parts of these
         self.functions: dict[str, str] = {}
         self.held: Held | None = None  # loads that are made once, before these statements
         self.lanes: lanes.Lanes | None = None  # that store one after the other
@@ -73,7 +73,7 @@ class Emitter(Statements):
         other.outputs, other._reads, other.place = self.outputs, dict(self._reads), self.place
         other.blocks = [Block(values=dict(block.values)) for block in self.blocks]
         other.variables, other.bound = dict(self.variables), dict(self.bound)
-        other.sharing, other.fours = self.sharing, self.fours
+        other.sharing, other.fours, other.parts = self.sharing, self.fours, self.parts
         return other
 
     # ---- values of nodes
@@ -265,7 +265,7 @@ class Emitter(Statements):
             part = self._part(flat, k, access) if self.fours else None
             if part is not None:
                 return part
-            if access.size == self.parts_of:
+            if self.parts and access.vector:
                 return self._element_of_four(node, flat, k, access)
             access.single = True
             at = self.index(flat)

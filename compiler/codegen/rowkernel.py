@@ -148,7 +148,6 @@ class _RowKernel:
             unit = (tile * g.R + turn) * g.members + member
             self._set_rows([self._inside(unit, g.units % (g.R * g.members) != 0)])
             if g.within:
-                em.parts_of = g.rows * g.length
                 self._steps().begin_within(self.row)
             self._passes()
 

@@ -84,6 +84,7 @@ class Steps:
         """Variables for a row that begins within a vec4: elements before the first whole one, the
         number of the first, how many there are, elements at both ends, and this lane's one."""
         em, size = self.em, self.g.length
+        em.parts = True
         begin, head = em.index(row * size), em.index(row * (size * 3) % 4)
         em.line(f"let first = ({begin.text} + {head.text}) / 4u;")
         em.line(f"let fours = ({size}u - {head.text}) / 4u;")
