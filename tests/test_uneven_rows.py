@@ -11,6 +11,8 @@ import pytest
 import eggpu as eg
 from eggpu import nn
 from eggpu.compiler.codegen.geometry import geometry
+from eggpu.compiler.egraph.graph import Pattern as Rows
+from eggpu.compiler.egraph.rows import row_plan
 from eggpu.compiler.schedule.space import Pattern
 from eggpu.compiler.schedule.tile_rows import MOST_ENDS
 from eggpu.compiler.tracing import array
@@ -117,3 +119,14 @@ def test_only_long_rows_whose_array_is_whole_vec4s() -> None:
     assert not within(4, 4096)
     assert not within(5, 4097)
     assert not within(4, 33)
+
+
+def test_prices_know_which_rows_begin_within() -> None:
+    """Those of which lanes take vec4s, as far as single rows are priced for it."""
+    target = eg.device().target
+    for count in (4, 5, 8, 40, 68):
+        for length in (33, 250, 1021, 1023, 2050, 4096, 4097, 4102):
+            runs: Pattern = ((False, count), (True, length))
+            within = geometry(runs, target, passes=3).within
+            plan = row_plan(Rows(count, length, False, length), 2, True, target)
+            assert plan.fours == (within or length % 4 == 0), (count, length)

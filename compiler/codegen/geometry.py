@@ -10,11 +10,17 @@ from ..schedule.lanes import WRITTEN, lanes_of_row
 from ..schedule.space import Pattern, length, rows
 from ..schedule.target import Target
 from ..schedule.tile_rows import (
+    BUSY_ROWS,
+    BUSY_SHARED,
+    EACH,
+    FEW_ROWS,
+    FEWEST,
+    HELD,
     INLINE,
     INLINE_WIDEST,
-    MOST_ENDS,
     WANTED,
     WIDEST,
+    begin_within,
     has_subgroups,
     power,
     row_threads,
@@ -23,11 +29,7 @@ from ..schedule.tile_rows import (
 _LANES = 8  # invocations that a CPU without subgroups runs together
 _LEAST_GROUPS = 8  # of rows that lanes share
 _GROUPS = 4  # of as many invocations, that keep the threads of a CPU busy
-_HELD = 16  # the same for the lanes of a CPU: a row stays on their stack
 _TURNS = 16  # rows that lanes have one after the other, so that operands of columns are read once
-_FEWEST = 4  # lanes of a row, or each lane has a row of its own
-_EACH = 2  # steps of a lane that sharing rows is worth
-_FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
 # vec4s of a lane, where lanes store one after the other: of rows (one at least), and of two rows
 # that share something; more are little faster and take long to translate
 _WRITTEN, _TWO = 8, 32
@@ -35,8 +37,6 @@ _ABREAST = 4  # subgroups of a workgroup that do so
 _UNROLL = 4  # steps of a loop on a gpu that are under way together
 _SLACK = 256  # loop iterations kept in reserve below the target's limit
 _SEQUENTIAL = 4096  # steps that one invocation does sooner than two kernels more
-_BUSY = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
-_BUSY_SHARED = 2  # rows that lanes share that are enough
 _WANTED = {"cpu": 1024, "gpu": WANTED}  # invocations (workgroups) where rows are in segments
 
 
@@ -99,8 +99,8 @@ class Geometry:
     def within(self) -> bool:
         """Whether rows begin within a vec4: lanes that share one take the whole vec4s in it, then
         single elements at both of its ends."""
-        fours = self.shared and self.tail > 0 and self.rows * self.length % 4 == 0
-        return fours and self.T >= MOST_ENDS and self.segments == 1 and not self.inline
+        fours = self.shared and self.tail > 0 and self.segments == 1
+        return fours and begin_within(self.rows, self.length, self.T)
 
     @property
     def share(self) -> int:
@@ -124,7 +124,7 @@ class Geometry:
             if self.T == WIDEST
             else WRITTEN
             if self.abreast
-            else _HELD
+            else HELD
             if self.shared
             else INLINE
         )
@@ -181,12 +181,12 @@ def _plain(pattern: Pattern, target: Target, segments: int) -> Geometry:
 
 def _can_share(g: Geometry, target: Target) -> bool:
     """Whether the lanes of a CPU can have rows together."""
-    return has_subgroups(target) and g.along and g.segments == 1 and g.steps >= _FEWEST
+    return has_subgroups(target) and g.along and g.segments == 1 and g.steps >= FEWEST
 
 
 def _shares(g: Geometry, target: Target, passes: int) -> bool:
     """Whether they had better: they load once what several passes need, and store whole lines."""
-    worth = (passes > 1 and g.steps >= _EACH * g.lanes) or g.units < _FEW_ROWS
+    worth = (passes > 1 and g.steps >= EACH * g.lanes) or g.units < FEW_ROWS
     return _can_share(g, target) and (worth or _shared(g).within)
 
 
@@ -247,8 +247,8 @@ def worthwhile(g: Geometry, passes: int, target: Target) -> bool:
     pass."""
     if target.kind == "gpu":
         short = g.inline or g.trips * passes <= 4 * INLINE
-        return short or g.workgroups >= _BUSY["gpu"]
-    busy = _BUSY_SHARED if g.shared else _BUSY["cpu"]
+        return short or g.workgroups >= BUSY_ROWS["gpu"]
+    busy = BUSY_SHARED if g.shared else BUSY_ROWS["cpu"]
     return g.units >= busy or g.trips * passes <= _SEQUENTIAL
 
 

@@ -1,6 +1,6 @@
 """How kernels over rows run: one kernel, or two for each reduction when there are few long rows.
 
-These are estimates of compiler/codegen/geometry.py; threads of a GPU both have from tile_rows.py.
+These are estimates of compiler/codegen/geometry.py; what both need to know is in tile_rows.py.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from typing import NamedTuple
 
 from ..schedule.target import Target
 from ..schedule.tile_rows import (
+    BUSY_ROWS,
+    BUSY_SHARED,
+    EACH,
+    FEW_ROWS,
+    FEWEST,
+    HELD,
     INLINE,
     INLINE_WIDEST,
-    MOST_ENDS,
     WIDEST,
+    begin_within,
     has_subgroups,
     power,
     row_threads,
 )
 from .graph import Pattern
 
-BUSY_ROWS = {"cpu": 16, "gpu": 64}  # rows that are enough for one kernel
 SEQUENTIAL = {"cpu": 4096, "gpu": 32}  # steps of one thread that cost less than two kernels more
 RESERVE = 256  # loop iterations kept below a target's limit
-BUSY_SHARED = 2  # rows that lanes of a CPU have together that are enough
-FEWEST = 4  # lanes of a row, or each lane has a row of its own
-EACH = 2  # steps of a lane that sharing rows is worth
-FEW_ROWS = 64  # below which lanes with rows of their own leave threads of a CPU idle
-HELD = 16  # steps of a lane that stay on its stack between passes
 # on a GPU: threads for each of its profile's rows that would read at full speed if nothing else
 # held them up, and how far below that as many are (an H200: 1,024 read 80 to 95 GB/s, 65,536 2,200)
 FULL_ROWS, HELD_UP = 72, 0.8
@@ -65,12 +65,13 @@ def row_plan(
     passes = levels + stores
     worth = (passes > 1 and steps >= EACH * target.subgroup) or units < FEW_ROWS
     able = cpu and along and steps >= FEWEST and has_subgroups(target)
-    within = able and _begin_within(pattern, steps, target)
+    lanes = power(steps, target.subgroup)  # of a row that lanes of a CPU share
+    within = able and wide and begin_within(pattern.rows, pattern.length, lanes)
     alone = able and (worth or within)
     shared = in_turn or alone
     together = 1
     if cpu:
-        threads = power(steps, target.subgroup) if shared else 1
+        threads = lanes if shared else 1
     else:
         threads, together = row_threads(target, units, steps, along)
     trips = -(-steps // threads)
@@ -90,10 +91,3 @@ def row_plan(
         return RowPlan(1, min(1.0, rate), False, held, min(1.0, rate), even or within)
     used = rate / FULL_ROWS / (1 + HELD_UP * rate / FULL_ROWS)
     return RowPlan(1, min(1.0, used), False, held, min(1.0, rate / SPREAD_ROWS))
-
-
-def _begin_within(pattern: Pattern, steps: int, target: Target) -> bool:
-    """Whether lanes share rows of vec4s with single elements at both ends."""
-    threads = power(steps, target.subgroup)
-    uneven = pattern.length % 4 != 0 and pattern.rows * pattern.length % 4 == 0
-    return uneven and threads >= MOST_ENDS and -(-steps // threads) + 1 > HELD

@@ -25,7 +25,14 @@ INLINE = 8  # steps of a row that are written out instead of looped over
 INLINE_WIDEST = 16  # the same for the largest workgroups: a row stays in their registers
 WANTED = 256  # workgroups where rows are in segments
 
-MOST_ENDS = 6  # elements of a row on a CPU that are in no vec4 of its own, each of which a lane has
+# of kernels over rows on a CPU
+MOST_ENDS = 6  # elements of a row that are in no vec4 of its own, each of which a lane has
+HELD = 16  # steps of a lane that shares rows that are written out: they stay on its stack
+FEWEST = 4  # lanes of a row, or each lane has a row of its own
+EACH = 2  # steps of a lane that sharing rows is worth
+FEW_ROWS = 64  # below which lanes with rows of their own leave threads idle
+BUSY_SHARED = 2  # rows that lanes share that are enough for one kernel
+BUSY_ROWS = {"cpu": 16, "gpu": 64}  # rows that are enough, on any device
 
 # measured nanoseconds of one core for 8 lanes
 _LOAD4, _LOAD1, _STORE = 26.0, 13.0, 10.0
@@ -151,6 +158,13 @@ def row_threads(
     while together > 8 and units * segments < WANTED * together:
         together //= 2
     return threads, together
+
+
+def begin_within(rows: int, length: int, threads: int) -> bool:
+    """Whether rows begin within a vec4: of lanes of a CPU, `threads` of which share a row, each
+    takes whole vec4s in it, then one of the single elements at both of its ends."""
+    uneven = length % 4 > 0 and rows * length % 4 == 0
+    return uneven and threads >= MOST_ENDS and ceil(length // 4 / threads) + 1 > HELD
 
 
 def power(n: int, most: int) -> int:
