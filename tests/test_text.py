@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -328,3 +330,23 @@ def test_a_graph_that_is_not_well_formed_is_refused(case: int) -> None:
     graph, message = broken()[case]
     with pytest.raises(IRError, match=message):
         verify_graph(graph)
+
+
+ENDING = """
+import numpy
+from eggpu.compiler.ops import literal
+from eggpu.compiler.types import f32
+
+kept = [literal(value, f32) for value in (2.0, 0.0, -0.0, float("nan"))]
+for name in list(vars(numpy)):
+    setattr(numpy, name, None)
+kept.clear()
+"""
+
+
+def test_literals_may_outlive_numpy() -> None:
+    """When the interpreter ends modules are emptied, in an order of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr == ""
