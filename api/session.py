@@ -17,7 +17,7 @@ from eggpu import cache
 from eggpu.compiler import pytree
 from eggpu.compiler.errors import CompileError, TraceError
 from eggpu.compiler.ir import Graph
-from eggpu.compiler.pipeline import Compilation, Options, Tuner, compile_graph, timed
+from eggpu.compiler.pipeline import Compilation, Options, compile_graph, timed
 from eggpu.compiler.tracing import Array, Traced, array, leaf_type, parameter_names, trace_call
 from eggpu.compiler.types import Type
 from eggpu.leaves import buffer_of, buffers_of, not_on_devices, types_of
@@ -29,6 +29,7 @@ from eggpu.steps import Arguments, Results
 if TYPE_CHECKING:
     from eggpu.profiling import Profile
     from eggpu.report import Report
+    from eggpu.tuning import Tuning
 
 _current: list[Device] = []
 
@@ -73,13 +74,13 @@ def put(value: Any) -> Array:
     return found
 
 
-def _tuner(options: Options) -> Tuner | None:
+def _tuning(options: Options) -> Tuning | None:
     """What times tilings, if that is asked for."""
     if not options.tune:
         return None
-    from eggpu.tuning import tuned
+    from eggpu.tuning import Tuning
 
-    return tuned
+    return Tuning()
 
 
 @dataclass
@@ -147,7 +148,7 @@ class _Version:
                 target,
                 self.options,
                 trace=self.traced.primal,
-                tuner=_tuner(self.options),
+                tuner=_tuning(self.options),
             )
         return self.passes
 
@@ -276,12 +277,11 @@ class Compiled:
             plan = cache.load(name) if name else None
         passes = None
         if plan is None:
-            passes = compile_graph(
-                graph, on.target, self.options, trace=traced.primal, tuner=_tuner(self.options)
-            )
+            tuner = _tuning(self.options)
+            passes = compile_graph(graph, on.target, self.options, trace=traced.primal, tuner=tuner)
             plan = passes.plan
             seconds |= passes.seconds
-            if name:
+            if name and (tuner is None or tuner.complete):
                 with timed(seconds, "keep"):
                     cache.store(name, plan)
         with timed(seconds, "load"):

@@ -30,51 +30,96 @@ from eggpu.compiler.schedule.target import Target
 MOST = 4  # tilings of a kernel
 MOST_KERNELS = 48  # of a program
 START_SECONDS, SECONDS = 90.0, 20.0  # a child that says nothing for so long is hung
+TRIES = 3  # of a kernel's tilings of which some fail
 WORKER = (sys.executable, "-m", "eggpu.tuning_child")
 _BETTER = 0.95  # of the predicted best's time, that another tiling must reach to be taken
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a child found for one plan: its ns, or why there is none."""
+    """What a child found for one plan: its ns, or why there is none. The device has `refused` it,
+    now and later, or else the child failed, and the next one may not."""
 
     ns: float | None
     why: str = ""
+    refused: bool = False
 
 
-def tuned(
-    selection: Selection, target: Target, worker: Sequence[str] = WORKER
-) -> Mapping[str, int]:
-    """The rank of the fastest tiling for each kernel of a selection that was ever timed here.
+@dataclass(slots=True)
+class Tuning:
+    """Finds the rank of the fastest tiling for each kernel of a selection that was ever timed here.
 
-    Warns when no child could time anything; nothing is kept then, so the next time tries again.
+    Warns where a child failed. What it was to time is then not kept, and `complete` is False: the
+    next process tries again, and meanwhile the fastest of the other tilings is taken. Tilings that
+    fail in several processes, in which others do not, are given up.
     """
-    from eggpu.compiler.variants import variants, worth_timing
 
-    known = load(target)
-    wanted = worth_timing(selection.groups, target.profile.launch)
-    missing = [key for key in wanted if key not in known][:MOST_KERNELS]
-    choices = {key: variants(wanted[key], target, MOST) for key in missing}
-    plans = [(key, rank, plan) for key in missing for rank, plan in choices[key].items()]
-    if any(len(found) > 1 for found in choices.values()):
-        plans = [p for p in plans if len(choices[p[0]]) > 1]
-        timings = time_plans([plan for _, _, plan in plans], target, worker)
-        if not any(t.ns for t in timings):
-            warnings.warn(f"tune: nothing could be timed: {timings[0].why}", stacklevel=2)
-            return {key: rank for key, rank in known.items() if key in wanted}
-    else:
-        timings = []
-    found = dict.fromkeys(missing, 0)
-    by_key: dict[str, dict[int, float]] = {}
-    for (key, rank, _), timing in zip(plans, timings, strict=False):
-        if timing.ns is not None:
-            by_key.setdefault(key, {})[rank] = timing.ns
-    for key, times in by_key.items():
-        best = min(times, key=lambda rank: (times[rank], rank))
-        found[key] = best if times[best] < _BETTER * times.get(0, float("inf")) else 0
-    if missing:
-        store(target, {**known, **found})
-    return {key: rank for key, rank in {**known, **found}.items() if key in wanted}
+    worker: Sequence[str] = WORKER
+    complete: bool = True
+
+    def __call__(self, selection: Selection, target: Target) -> Mapping[str, int]:
+        from eggpu.compiler.variants import variants, worth_timing
+
+        known, failed = load(target), failures(target)
+        wanted = worth_timing(selection.groups, target.profile.launch)
+        missing = [key for key in wanted if key not in known][:MOST_KERNELS]
+        choices = {key: variants(wanted[key], target, MOST) for key in missing}
+        timings = _timings(choices, target, self.worker)
+        found = {key: _fastest(timings[key]) for key in missing}
+        lacking = {key: why for key in missing if (why := _failure(timings[key]))}
+        if lacking:
+            names = dict.fromkeys(_name(choices[key]) for key in lacking)
+            warnings.warn(_told(list(names), next(iter(lacking.values()))), stacklevel=2)
+        works = not lacking or any(t.ns for of in timings.values() for t in of.values())
+        tries = {key: failed.get(key, 0) + 1 for key in lacking}
+        again = {key: n for key, n in tries.items() if n < TRIES or not works}
+        self.complete = not again
+        kept = known | {key: rank for key, rank in found.items() if key not in again}
+        if missing and works:
+            others = {key: n for key, n in failed.items() if key not in kept}
+            store(target, kept, others | again)
+        return {key: rank for key, rank in (known | found).items() if key in wanted}
+
+
+def _timings(
+    choices: Mapping[str, Mapping[int, Plan]], target: Target, worker: Sequence[str]
+) -> dict[str, dict[int, Timing]]:
+    """The timings of each kernel's plans by rank, where it has several."""
+    plans = [
+        (key, rank, plan)
+        for key, found in choices.items()
+        for rank, plan in found.items()
+        if len(found) > 1
+    ]
+    timings = time_plans([plan for *_, plan in plans], target, worker) if plans else []
+    by_key: dict[str, dict[int, Timing]] = {key: {} for key in choices}
+    for (key, rank, _), timing in zip(plans, timings, strict=True):
+        by_key[key][rank] = timing
+    return by_key
+
+
+def _fastest(timings: Mapping[int, Timing]) -> int:
+    """The rank to take: the predicted best, 0, unless another one is clearly faster."""
+    times = {rank: t.ns for rank, t in timings.items() if t.ns is not None}
+    best = min(times, key=lambda rank: (times[rank], rank), default=0)
+    return best if best in times and times[best] < _BETTER * times.get(0, float("inf")) else 0
+
+
+def _failure(timings: Mapping[int, Timing]) -> str:
+    """Why a child failed, if one did."""
+    return next((t.why for t in timings.values() if t.ns is None and not t.refused), "")
+
+
+def _name(plans: Mapping[int, Plan]) -> str:
+    return next(iter(plans.values())).kernels[0].name
+
+
+def _told(names: Sequence[str], why: str) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        f"tune: some tilings could not be timed, of {shown}: {why}; until they are, the fastest of "
+        f"the others is taken, or the predicted best"
+    )
 
 
 def time_plans(
@@ -118,7 +163,7 @@ def _child(
         patience, ready = SECONDS, True
         with suppress(ValueError, KeyError, TypeError):  # ready
             said: dict[str, Any] = json.loads(line)
-            found.append(Timing(said["ns"], said.get("why", "")))
+            found.append(Timing(said["ns"], said.get("why", ""), bool(said.get("refused"))))
     child.kill()
     child.wait()
     reader.join()
@@ -141,24 +186,38 @@ def path(target: Target) -> Path | None:
 
 def load(target: Target) -> dict[str, int]:
     """The tilings kept for a device with this driver and this compiler: ranks by kernel."""
+    return _kept(target, "ranks")
+
+
+def failures(target: Target) -> dict[str, int]:
+    """How often a child failed at some tiling of kernels of which nothing is kept yet."""
+    return _kept(target, "failures")
+
+
+def _kept(target: Target, what: str) -> dict[str, int]:
+    """Numbers by kernel; none where the file is another compiler's, or not as it should be."""
     where = path(target)
     if where is None:
         return {}
     try:
         kept = json.loads(where.read_text(encoding="utf-8"))
-        ranks = kept["ranks"] if kept["versions"] == list(cache.versions()) else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        found = kept.get(what, {}) if kept["versions"] == list(cache.versions()) else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    good = isinstance(ranks, dict) and all(isinstance(r, int) and r >= 0 for r in ranks.values())
-    return ranks if good else {}
+    good = isinstance(found, dict) and all(isinstance(n, int) and n >= 0 for n in found.values())
+    return found if good else {}
 
 
-def store(target: Target, ranks: Mapping[str, int]) -> None:
-    """Keep tilings. A folder that cannot be written is no error: they are timed again next time."""
+def store(
+    target: Target, ranks: Mapping[str, int], failed: Mapping[str, int] | None = None
+) -> None:
+    """Keep tilings, and how often others failed. A folder that cannot be written is no error: they
+    are timed again next time."""
     where = path(target)
     if where is None:
         return
     content = {"versions": list(cache.versions()), "device": target.name, "ranks": dict(ranks)}
+    content["failures"] = dict(failed or {})
     with suppress(OSError):
         where.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(

@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> None:
         try:
             said: dict[str, object] = {"ns": measure(plan, device)}
         except (KernelError, DeviceError) as error:
-            said = {"ns": None, "why": str(error).splitlines()[0]}
+            refused = isinstance(error, KernelError)
+            said = {"ns": None, "why": str(error).splitlines()[0], "refused": refused}
         print(json.dumps(said), flush=True)
 
 
