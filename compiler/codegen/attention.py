@@ -48,10 +48,13 @@ def lower_attention(job: Job, analysis: Analysis) -> list[KernelSource]:
     elif isinstance(node.op, AttentionBackward):
         passes = ("q", "kv")
     kernels: list[KernelSource] = []
-    for step in passes:
-        mine = [o for o in outputs if _item(analysis, o) in _RESULTS[step]]
+    wanted: dict[Pass, list[Node]] = {
+        step: [o for o in outputs if _item(analysis, o) in _RESULTS[step]] for step in passes
+    }
+    both = all(wanted.values())
+    for step, mine in wanted.items():
         if mine:
-            kernels.append(_Attention(job.part(mine), analysis, node, step).kernel())
+            kernels.append(_Attention(job.part(mine), analysis, node, step, both).kernel())
     return kernels
 
 
@@ -90,6 +93,7 @@ class _Attention:
     a: Analysis
     node: Node
     step: Pass
+    both: bool  # whether all passes run: the rows of one gradient are the columns of the other
 
     @property
     def heads(self) -> tuple[int, int, int, int, int]:
@@ -136,18 +140,23 @@ class _Attention:
         )
 
     def _reused(self, tile: Tile) -> tuple[str, ...]:
-        """Operands that every tile loads whole: worth copies in images when tiles are many."""
+        """Operands that every tile loads whole: worth copies in images when tiles are many. A
+        gradient's rows come from those of the other one's columns, if there are any."""
         if "L" not in tile.values or not self.job.target.images:
             return ()
         bh, tq, tk, d, dv = self.heads
         rows, columns = (tk, tq) if self.step == "kv" else (tq, tk)
         lanes = tile.values["L"]
         assert isinstance(lanes, int)
-        tiles = -(-rows // rows_of(tile))
-        if not copied(lanes, tiles, bh, columns, d + dv):
+        height = rows_of(tile)
+        if not copied(lanes, -(-rows // height), bh, columns, d + dv):
             return ()
         if "TM" in tile.values:
             return ("q", "k", "v")
+        if self.step == "forward":
+            return ("k", "v")
+        if self.both and copied(lanes, -(-columns // height), bh, rows, d + dv):
+            return ("q", "k", "v", "do")
         return ("q", "do") if self.step == "kv" else ("k", "v")
 
     def _places(self, name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -90,9 +90,12 @@ def cpu_tiles(target: Target, step: Pass, heads: Heads, scores: Scores) -> list[
     """The tilings of a pass on llvmpipe, best first: the fastest, unless one of which the driver
     compiles less code is hardly slower.
     """
-    found = list(_lane_tiles(target, step, heads, scores))
-    if step == "forward" and scores.plain and has_subgroups(target):
-        found += _product_tiles(target, heads, scores)
+    if step == "forward":
+        found = list(_forward_lanes(target, heads, scores))
+        if scores.plain and has_subgroups(target):
+            found += _product_tiles(target, heads, scores)
+    else:
+        found = list(_gradient_lanes(target, step, heads, scores))
     most = target.max_groups**2
     legal = [way for way in found if way.code <= _MOST_CODE and way.groups <= most]
     legal.sort(key=_rank)
@@ -113,11 +116,12 @@ _COPY = 0.17  # a byte that one thread copies to an image, while the others wait
 # rows of a lane
 _GROUP, _QUAD, _EXP, _EXTRA, _CAP, _FROM_BUFFER = 800.0, 50.0, 3.7, 30.0, 6.0, 12.0
 _MULTIPLY = {1: 0.465, 2: 0.47, 3: 0.45, 4: 0.435}
-# gradients hold columns meanwhile, so that each use hands them round again, once for all rows; one
-# more product of the same elements costs less
-_GRADIENT_GROUP, _GRADIENT_EXP = 270.0, 1.6
-_GRADIENT_SPREAD: dict[Pass, float] = {"q": 0.345, "kv": 0.51}
-_GRADIENT_MULTIPLY: dict[Pass, float] = {"q": 0.253, "kv": 0.161}
+# gradients: a group, quads of rows loaded from images and stored; an element of a column handed
+# round, and multiplied by a row; a weight; a KiB of what a turn reads beyond what the nearest cache
+# holds
+_GRADIENT_GROUP, _GRADIENT_LOAD, _GRADIENT_STORE = 290.0, 51.0, 27.0
+_GRADIENT_SPREAD, _GRADIENT_MULTIPLY, _GRADIENT_EXP = 0.244, 0.186, 1.6
+_HELD_KIB, _BEYOND = 36, 5.5
 # products of tiles: a group, a row stored, an element of a score or of a result, of a score where a
 # row of queries is handed round, the softmax of a row, four elements from images and from buffers
 _TILE_GROUP, _TILE_ROW, _SUM, _SPREAD, _SOFTMAX = 375.0, 49.0, 0.77, 0.9, 20.0
@@ -130,6 +134,8 @@ _SECOND_OF_CODE = 1_400_000
 _FIRST_SECONDS = 0.2
 _WORTH_A_SECOND = 0.05  # of a kernel's time, that a second of compilation should save
 _NOISE = 1.04  # times that are told apart by nothing
+_GRADIENT_TEXT, _GRADIENT_HELD = 1200, 2.4  # an element multiplied, a pair of elements held
+_LANE_ROWS = (1, 2, 3, 4)
 _MOST_ROWS = 32  # of a tile of products: 64 are 5 % faster and take four times as long to compile
 
 
@@ -203,40 +209,58 @@ def even(groups: int) -> int:
 # -- a lane a row ----------------------------------------------------------------------------------
 
 
-def _lane_tiles(target: Target, step: Pass, heads: Heads, scores: Scores) -> Iterator[_Way]:
+def _forward_lanes(target: Target, heads: Heads, scores: Scores) -> Iterator[_Way]:
+    lanes, bh, tq, tk = target.subgroup, heads.bh, heads.tq, heads.tk
+    if target.loop_limit and ceil(tk / lanes) >= target.loop_limit:
+        return
+    size, quads = heads.d + heads.dv, ceil(heads.d / 4) + ceil(heads.dv / 4)
+    for rows in _LANE_ROWS:
+        if (rows - 1) * lanes >= tq:
+            return
+        tiles = ceil(tq / (lanes * rows))
+        blocks = visited("forward", scores, rows * lanes, lanes, tq, tk) / tiles
+        each = rows * (size * _MULTIPLY[rows] + _EXP + _more(scores))
+        once = _GROUP + rows * quads * _QUAD
+        spent = even(bh * tiles) * (blocks * lanes * each + once) * lanes / 8
+        if target.images and copied(lanes, tiles, bh, tk, size):
+            spent += _COPY * 4 * bh * tk * size
+        elif rows == 1:
+            spent += even(bh * tiles) * blocks * quads * _FROM_BUFFER * lanes / 8
+        code = lanes * size * (1 + rows) * rows * size
+        params = (("L", lanes), ("QR", rows))
+        yield _Way("attention_cpu.wgsl.j2", params, bh * tiles, spent, code)
+
+
+def _gradient_lanes(target: Target, step: Pass, heads: Heads, scores: Scores) -> Iterator[_Way]:
     lanes, bh = target.subgroup, heads.bh
     in_all, columns = (heads.tk, heads.tq) if step == "kv" else (heads.tq, heads.tk)
-    if target.loop_limit and ceil(columns / lanes) >= target.loop_limit:
+    # a turn has two columns
+    if target.loop_limit and ceil(columns / lanes) * (lanes // 2 + 3) >= target.loop_limit:
         return
-    on_d, on_dv = PRODUCTS[step]
-    quads, work = ceil(heads.d / 4) + ceil(heads.dv / 4), on_d * heads.d + on_dv * heads.dv
-    for rows in (1, 2, 3, 4):
+    size, results = heads.d + heads.dv, heads.d + (heads.dv if step == "kv" else 0)
+    work = size + results
+    for rows in _LANE_ROWS:
         if (rows - 1) * lanes >= in_all:
             return
         tiles = ceil(in_all / (lanes * rows))
         blocks = visited(step, scores, rows * lanes, lanes, heads.tq, heads.tk) / tiles
-        more = scores.extras * _EXTRA + scores.softcap * _CAP
-        params: tuple[tuple[str, Value], ...]
-        if step == "forward":
-            each = rows * (work * _MULTIPLY[rows] + _EXP + more)
-            once = _GROUP + rows * quads * _QUAD
-            template, params = "attention_cpu.wgsl.j2", (("L", lanes), ("QR", rows))
-        else:
-            each = work * _GRADIENT_SPREAD[step]
-            each += rows * (work * _GRADIENT_MULTIPLY[step] + _GRADIENT_EXP + more)
-            once = _GRADIENT_GROUP + rows * (quads + work / 4 - quads / 2) * _QUAD
-            template = "attention_bwd_cpu.wgsl.j2"
-            params = (("L", lanes), ("R", rows), ("grad", step))
+        # rows, their results, and columns at two places
+        held = 4 * lanes * (rows * work + 2 * size) / 1024
+        each = work * _GRADIENT_SPREAD + max(0.0, held - _HELD_KIB) * _BEYOND
+        each += rows * (work * _GRADIENT_MULTIPLY + _GRADIENT_EXP + _more(scores))
+        once = _GRADIENT_GROUP + rows * ceil(results / 4) * _GRADIENT_STORE
+        once += rows * ceil(size / 4) * _GRADIENT_LOAD
+        if not (target.images and copied(lanes, tiles, bh, columns, size)):
+            once += (rows + blocks) * ceil(size / 4) * (_BUFFER - _IMAGE)
         spent = even(bh * tiles) * (blocks * lanes * each + once) * lanes / 8
-        held = heads.d + heads.dv if step == "forward" else 0.75 * work
-        if step == "forward":
-            size = heads.d + heads.dv
-            if target.images and copied(lanes, tiles, bh, columns, size):
-                spent += _COPY * 4 * bh * columns * size
-            elif rows == 1:
-                spent += even(bh * tiles) * blocks * quads * _FROM_BUFFER * lanes / 8
-        code = int(lanes * work * (1 + rows) * rows * held)
-        yield _Way(template, params, bh * tiles, spent, code)
+        code = int(_GRADIENT_TEXT * work * (1 + rows) + _GRADIENT_HELD * (work * rows) ** 2)
+        params = (("L", lanes), ("R", rows), ("grad", step))
+        yield _Way("attention_bwd_cpu.wgsl.j2", params, bh * tiles, spent, code)
+
+
+def _more(scores: Scores) -> float:
+    """What becomes of a score besides."""
+    return scores.extras * _EXTRA + scores.softcap * _CAP
 
 
 # -- products of tiles -----------------------------------------------------------------------------
