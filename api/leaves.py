@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from eggpu.compiler import pytree
-from eggpu.compiler.tracing import Array, array, leaf_type
+from eggpu.compiler.tracing import Array, array, is_traced, leaf_type
 from eggpu.compiler.types import Type
 from eggpu.runtime import Device, DeviceBuffer
 
@@ -44,7 +44,7 @@ def copy(tree: Any) -> Any:
             leaves[k] = leaf.copy()
         elif isinstance(leaf, Array) and isinstance(leaf.storage, DeviceStorage):
             held.setdefault(leaf.storage.buffer.device, []).append(k)
-        elif isinstance(leaf, Array) and not leaf._is_traced():
+        elif isinstance(leaf, Array) and not is_traced(leaf):
             leaves[k] = array(leaf.numpy().copy())
     for on, places in held.items():
         buffers = on.copies([leaves[k].storage.buffer for k in places])

@@ -14,6 +14,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 import eggpu
 from eggpu import cache
@@ -53,7 +54,8 @@ def _profile(rates: object) -> Profile | None:
         return None
     if not all(isinstance(v, (int, float)) and 0 < v < 1e18 for v in rates.values()):
         return None
-    return Profile(**{n: int(v) if kinds[n] == "int" else float(v) for n, v in rates.items()})
+    typed: dict[str, Any] = {n: int(v) if kinds[n] == "int" else float(v) for n, v in rates.items()}
+    return Profile(**typed)
 
 
 def store(target: Target, profile: Profile) -> Path | None:

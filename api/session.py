@@ -18,7 +18,16 @@ from eggpu.compiler import pytree
 from eggpu.compiler.errors import CompileError, TraceError
 from eggpu.compiler.ir import Graph
 from eggpu.compiler.pipeline import Compilation, Options, compile_graph, timed
-from eggpu.compiler.tracing import Array, Traced, array, leaf_type, parameter_names, trace_call
+from eggpu.compiler.tracing import (
+    Array,
+    Traced,
+    array,
+    host_value,
+    is_traced,
+    leaf_type,
+    parameter_names,
+    trace_call,
+)
 from eggpu.compiler.types import Type
 from eggpu.leaves import buffer_of, buffers_of, not_on_devices, types_of
 from eggpu.profiles import measured
@@ -120,7 +129,7 @@ class _Version:
             if position not in leaves:
                 continue
             leaf = leaves[position]
-            value = leaf._value if isinstance(leaf, Array) else np.asarray(leaf)
+            value = host_value(leaf) if isinstance(leaf, Array) else np.asarray(leaf)
             if value is not None:
                 for one in expected:
                     one.check(value, self.graph.input_names[position])
@@ -205,7 +214,7 @@ class Compiled:
             return done[0]
         leaves, structure = pytree.flatten_call(args, kwargs)
         others = not_on_devices(leaves)
-        if any(isinstance(v := leaves[i], Array) and v._is_traced() for i in others):
+        if any(isinstance(v := leaves[i], Array) and is_traced(v) for i in others):
             return self.function(*args, **kwargs)  # inside another trace: part of that program
         version = self._version(leaves, structure)
         version.check(dict(enumerate(leaves)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from eggpu.compiler import pytree
-from eggpu.compiler.tracing import Array, leaf_type
+from eggpu.compiler.tracing import Array, is_traced, leaf_type
 from eggpu.compiler.types import Type
 from eggpu.leaves import DeviceStorage, buffer_of
 from eggpu.runtime import Device, DeviceBuffer, Executable, Handed
@@ -182,5 +182,5 @@ def _held(tree: Any) -> Held | None:
 def _type(leaf: Any) -> Type | None:
     """The type of an array that has a value, or of a number; None for all else."""
     if type(leaf) is Array:
-        return None if leaf._is_traced() else leaf.type
+        return None if is_traced(leaf) else leaf.type
     return leaf_type(leaf) if isinstance(leaf, _PLAIN) else None

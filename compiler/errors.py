@@ -43,7 +43,7 @@ _PROGRAMS = {"commands", "generate", "models", "train"}  # of eggpu itself, but 
 
 def user_frame() -> FrameType | None:
     """The innermost frame outside eggpu's own machinery."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         package, _, rest = frame.f_globals.get("__name__", "").partition(".")
         if package != "eggpu" or rest.partition(".")[0] in _PROGRAMS:

@@ -145,16 +145,11 @@ class Array:
         return self.numpy().tolist()
 
     def __repr__(self) -> str:
-        if self._value is None and self.storage is None and self._is_traced():
+        if self._value is None and self.storage is None and is_traced(self):
             return f"Array({self.type}, traced)"
         if self._gone():
             return f"Array({self.type}, donated)"
         return f"Array({np.array2string(self.numpy(), threshold=20, separator=', ')}, {self.type})"
-
-    def _is_traced(self) -> bool:
-        return self._node is not None and any(
-            n.kind is Kind.INPUT for n in topological([self._node])
-        )
 
     if TYPE_CHECKING:  # attached by eggpu.compiler.library
 
@@ -229,6 +224,17 @@ def array(value: Any, dtype: Any = None) -> Array:
         )
     wanted = as_dtype(dtype) if dtype is not None else as_dtype(found.dtype)
     return Array(value=found.astype(wanted.numpy, copy=False))
+
+
+def is_traced(value: Array) -> bool:
+    """Whether an array is computed from the arguments of a trace that is under way."""
+    node = value._node  # pyright: ignore[reportPrivateUsage]
+    return node is not None and any(n.kind is Kind.INPUT for n in topological([node]))
+
+
+def host_value(value: Array) -> np.ndarray | None:
+    """What the host has of an array already; None where that would be computed or copied."""
+    return value._value  # pyright: ignore[reportPrivateUsage]
 
 
 def leaf_type(leaf: Any) -> Type:

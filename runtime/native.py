@@ -21,7 +21,7 @@ from . import lavapipe
 from .bindings import native as _native
 
 # after `bindings`, which has its C header at hand
-from wgpu.backends.wgpu_native import _api, _helpers, _mappings, extras  # isort: skip
+from wgpu.backends.wgpu_native import _api, _helpers, _mappings, extras  # isort: skip  # pyright: ignore[reportPrivateUsage]
 
 ffi: Any = _native.ffi
 lib: Any = _native.lib
@@ -97,7 +97,7 @@ def enumerate_adapters(opengl: bool = False) -> list[Any]:
     with _quiet_wayland():
         if opengl:
             return _opengl_adapters()
-        if _helpers._the_instance is None:
+        if _helpers._the_instance is None:  # pyright: ignore[reportPrivateUsage]
             lavapipe.prepare()
             extras.set_instance_extras(backends=("Vulkan", "Metal", "DX12"))
         found = wgpu.gpu.enumerate_adapters_sync()

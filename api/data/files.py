@@ -121,8 +121,10 @@ class ImageFolder:
                 picture = file.convert("L" if self.gray else "RGB")
         except (UnidentifiedImageError, OSError) as error:
             raise DataError(f"cannot read {path}: {error}") from error
-        if self.size is not None and picture.size != self.size[::-1]:
-            picture = picture.resize(self.size[::-1])
+        if self.size is not None:
+            height, width = self.size
+            if picture.size != (width, height):
+                picture = picture.resize((width, height))
         pixels = np.asarray(picture, np.float32) / 255
         return pixels[None] if self.gray else np.moveaxis(pixels, -1, 0)
 

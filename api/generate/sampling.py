@@ -149,6 +149,7 @@ def _penalized(logits: Array, k: Knobs) -> Array:
 
 
 def _drawn(scores: Array, k: Knobs, step: Array) -> Array:
+    assert k.temperature is not None
     scaled = scores / (
         eg.where(k.temperature > 0, k.temperature, 1.0) if k.mixed else k.temperature
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from eggpu.importers.small_floats import SMALL_FLOATS
 from eggpu.importers.tensors import PLAIN, ModelFileError, Tensor, Weights, apart, placed
@@ -78,5 +78,5 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> Tensor:
     return placed(name, shape, _FORMATS[format_], path, start + first, last - first, size)
 
 
-def _integers(value: Any) -> bool:
+def _integers(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(v) is int for v in value)

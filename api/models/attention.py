@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eggpu.compiler.tracing import Array
 from eggpu.importers.tensors import Weights
-from eggpu.models.cache import attend
+from eggpu.models.cache import Held, attend
 from eggpu.models.layers import Projection, projection
 
 
@@ -26,7 +26,7 @@ class Attention:
         return split_heads(self.key(x), heads), split_heads(self.value(x), heads)
 
     def over(
-        self, x: Array, k: Array, v: Array, heads: int, mask: Array | None = None,
+        self, x: Array, k: Held, v: Held, heads: int, mask: Array | None = None,
         causal: bool = False,
     ) -> Array:  # fmt: skip
         """x (batch, t, width) looks at keys and values of some sequence."""

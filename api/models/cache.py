@@ -162,7 +162,10 @@ def _attend_parts(
     wide = wide.reshape((batch, 1, group * t, mask.shape[-1]))
     share = nn.softmax(eg.where(wide, scores, -np.inf), -1)
     cut = range(0, scores.shape[-1], k.length)
-    out = sum(share[..., i : i + k.length] @ part for i, part in zip(cut, v.rows(), strict=True))
+    first, *others = (
+        share[..., i : i + k.length] @ part for i, part in zip(cut, v.rows(), strict=True)
+    )
+    out = sum(others, first)
     return out.reshape((batch, heads, t, v.shape[-1]))
 
 

@@ -101,8 +101,8 @@ class GPT2:
             held_k, held_v = cache.layer(number)
             keys.append(written(held_k, k, place))
             values.append(written(held_v, v, place))
-            own = map(place.held, (keys[-1], values[-1]))
-            heads = attend(q, *own, mask, scale=1 / math.sqrt(s.head_size))
+            k, v = place.held(keys[-1]), place.held(values[-1])
+            heads = attend(q, k, v, mask, scale=1 / math.sqrt(s.head_size))
             x = layer.rest(x, heads, s.activation)
         return self.norm(x), Cache(tuple(keys), tuple(values))
 

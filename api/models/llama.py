@@ -129,10 +129,8 @@ class Llama:
             held_k, held_v = cache.layer(number)
             keys.append(written(held_k, k, place))
             values.append(written(held_v, v, place))
-            options = {"scale": s.scale, "softcap": s.softcap}
-            heads = attend(
-                q, *map(place.held, (keys[-1], values[-1])), masks[own.window], **options
-            )
+            k, v = place.held(keys[-1]), place.held(values[-1])
+            heads = attend(q, k, v, masks[own.window], scale=s.scale, softcap=s.softcap)
             x = layer.rest(x, heads, s)
         return self.norm(x), Cache(tuple(keys), tuple(values))
 

@@ -140,8 +140,8 @@ class Listener:
                 cache.layer(number), (keys, values), layer.attention.pairs(h, s.heads), strict=True
             ):
                 made.append(written(held, new, place))
-            own = map(place.held, (keys[-1], values[-1]))
-            x = x + layer.attention.over(h, *own, s.heads, mask)
+            k, v = place.held(keys[-1]), place.held(values[-1])
+            x = x + layer.attention.over(h, k, v, s.heads, mask)
             x = layer.feed(layer.look(x, pair, s), s)
         return m.norm(x), Cache(tuple(keys), tuple(values))
 

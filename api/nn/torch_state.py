@@ -88,7 +88,7 @@ def _walk(
         attentions.append(torch)
     for key, child in zip(s.keys or range(len(s.children)), s.children, strict=True):
         hidden = is_module and issubclass(s.kind, Sequential)  # `layers` is not in PyTorch's name
-        turned = is_module and issubclass(s.kind, Linear) and key == "weight"
+        turned = is_module and issubclass(s.kind, Linear) and str(key) == "weight"
         inline = is_module and key == getattr(s.kind, "inline", None)  # in no name
         below = torch if hidden or inline else _joined(torch, key)
         here = name if inline else _joined(name, key)

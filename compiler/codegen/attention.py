@@ -19,8 +19,9 @@ from ..schedule.tile import Tile
 from ..schedule.tile_attention import Pass, attention_candidates, copied, rows_of, scores_of
 from .contract import Operand, load_cost, load_function, store_function, stores_fours, write_tile
 from .decode import lower_decode
-from .emitter import Emitter, Value
+from .emitter import Emitter
 from .source import Job, finish
+from .statements import Value
 
 _FORWARD = ("q", "k", "v")
 _BACKWARD = ("q", "k", "v", "stats", "delta", "do")
@@ -77,9 +78,9 @@ def _kept(node: Node) -> int:
 
 
 def _attributes(node: Node) -> Attention | AttentionBackward | AttentionBias:
-    known = Attention | AttentionBackward | AttentionBias
-    assert isinstance(node.op, known), f"no template for {node!r}"
-    return node.op
+    op = node.op
+    assert isinstance(op, Attention | AttentionBackward | AttentionBias), f"no template: {node!r}"
+    return op
 
 
 def _item(analysis: Analysis, output: Node) -> int:

@@ -130,7 +130,8 @@ class _Product:
         if tile.template == ROWS:
             from .rowgroup import row_product
 
-            return row_product(job, self.a, tile, *self.dot.operands, partial)
+            x, matrix = self.dot.operands
+            return row_product(job, self.a, tile, x, matrix, partial)
         emitter = Emitter(
             [partial] if partial else [job.held_by(o) for o in outputs], dict(job.memory)
         )

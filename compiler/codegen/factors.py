@@ -87,7 +87,7 @@ def _moved(em: Emitter, node: Node, places: Sequence[Place]) -> tuple[Node, list
     """A movement's operand and the places in it, where all come from it without a condition."""
     if node.kind is not Kind.MOVE or node in em.memory or node in em.bound:
         return None
-    if len(node.operands) > 1 or em.place(node) is not None:
+    if len(node.operands) != 1 or em.place(node) is not None:
         return None
     assert isinstance(node.op, Move)
     out: list[Place] = []

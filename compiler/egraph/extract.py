@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cache
 
 from ..collector import no_collector
-from ..ir import Graph, Kind, Node, make
+from ..ir import Graph, Node, make
+from ..ops.fused import Get
 from ..ops.move import reshape
 from ..schedule.selection import Group, Selection, stored_base
 from ..schedule.target import Target
@@ -174,9 +175,10 @@ def decode(draft: Draft, graph: Graph) -> Selection:
 
 def _in_order(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
     """Results of one op as it numbers them, so that kernels of such groups have one text."""
-    if any(n.kind is not Kind.GET for n in outputs):
+    numbers = {n: n.op.index for n in outputs if isinstance(n.op, Get)}
+    if len(numbers) < len(outputs):
         return outputs
-    return tuple(sorted(outputs, key=lambda n: n.op.index))
+    return tuple(sorted(outputs, key=numbers.__getitem__))
 
 
 def _nodes(draft: Draft) -> dict[int, Node]:

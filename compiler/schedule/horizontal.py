@@ -241,7 +241,7 @@ def rows(
     row_of: dict[int, list[int]] = {}
     for step in merged:
         for k, shared in enumerate(step.shared):
-            if shared or step.source.elements[k] in TEXELS:
+            if shared or step.sources[0].elements[k] in TEXELS:
                 continue
             values = dict.fromkeys(over.get(v, v) for v in step.values(k))
             joined: list[int] = []

@@ -198,7 +198,7 @@ class _Images:
     def _copy(self, k: int, key: Key) -> None:
         """Copy before kernel k what is not there yet."""
         buffers, _ = key
-        stack = key if len(buffers) > 1 else self._stack_for(k, key)
+        stack = key if buffers[1:] else self._stack_for(k, key)
         if stack is None:
             place = self.held[key] = self._take(self._needed(key)), 0
             self.copies += self._filled(k, key, place)
