@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
 from eggpu.compiler.schedule.tile import Tile, candidates, fold
-from eggpu.compiler.schedule.tile_attention import Scores, attention_candidates
+from eggpu.compiler.schedule.tile_attention import Pass, Scores, attention_candidates
 from eggpu.compiler.schedule.tile_rows import ROWS
 from eggpu.templates import render, swapped
 
@@ -487,6 +487,32 @@ def test_attention_as_products_of_tiles(
     (tile,) = (t for t in found if t.values.get("TM") == rows)
     assert tile.template == "attention_tile_cpu.wgsl.j2"
     check_attention(device, heads, "forward", tile)
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize("step", ["q", "kv"])
+@pytest.mark.parametrize(
+    ("shape", "kwargs"),
+    [
+        # lanes with a four of a row, with several, lanes that share them
+        ((2, 29, 130, 32), {}), ((1, 21, 37, 64), {}), ((2, 64, 16, 16), {}), ((1, 9, 35, 4), {}),
+        ((2, 37, 131, 32), {"causal": True, "empty": "nan"}),
+        ((1, 150, 70, 16), {"causal": True, "offset": 3, "empty": "mean"}),
+        ((2, 70, 75, 8), {"causal": True, "offset": 40}),
+        ((1, 33, 64, 64), {"causal": True}),
+    ],
+)  # fmt: skip
+def test_gradients_of_attention_as_products_of_tiles(
+    device: wgpu.GPUDevice, step: Pass, shape: tuple[int, ...], kwargs: dict[str, object],
+    scalar: bool, rows: int,
+) -> None:  # fmt: skip
+    shape = (*shape, shape[-1])
+    heads = Heads(*shape, scalar=scalar, **kwargs)  # pyright: ignore[reportArgumentType]
+    found = attention_candidates(LLVMPIPE, step, *shape, count=99)
+    (tile,) = (t for t in found if t.values.get("TM") == rows)
+    assert tile.template == "attention_bwd_tile_cpu.wgsl.j2"
+    check_attention(device, heads, step, tile)
 
 
 @pytest.mark.parametrize("kwargs", MASKS, ids=lambda kwargs: "-".join(kwargs) or "plain")

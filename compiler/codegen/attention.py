@@ -152,10 +152,8 @@ class _Attention:
         height = rows_of(tile)
         if not copied(lanes, -(-rows // height), bh, columns, d + dv):
             return ()
-        if "TM" in tile.values:
-            return ("q", "k", "v")
         if self.step == "forward":
-            return ("k", "v")
+            return ("q", "k", "v") if "TM" in tile.values else ("k", "v")
         if self.both and copied(lanes, -(-columns // height), bh, rows, d + dv):
             return ("q", "k", "v", "do")
         return ("q", "do") if self.step == "kv" else ("k", "v")

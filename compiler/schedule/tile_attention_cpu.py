@@ -96,6 +96,8 @@ def cpu_tiles(target: Target, step: Pass, heads: Heads, scores: Scores) -> list[
             found += _product_tiles(target, heads, scores)
     else:
         found = list(_gradient_lanes(target, step, heads, scores))
+        if scores.plain and has_subgroups(target):
+            found += _gradient_products(target, step, heads, scores)
     most = target.max_groups**2
     legal = [way for way in found if way.code <= _MOST_CODE and way.groups <= most]
     legal.sort(key=_rank)
@@ -126,6 +128,9 @@ _HELD_KIB, _BEYOND = 36, 5.5
 # row of queries is handed round, the softmax of a row, four elements from images and from buffers
 _TILE_GROUP, _TILE_ROW, _SUM, _SPREAD, _SOFTMAX = 375.0, 49.0, 0.77, 0.9, 20.0
 _IMAGE, _BUFFER = 7.5, 29.5
+# of gradients: four elements of a row loaded or stored, an element that lanes add up, the weights
+# of a row and what follows, four elements of columns from images, what queries have as columns
+_ROW_FOUR, _GRADIENT_SUM, _GRADIENT_WEIGHTS, _COLUMN_FOUR, _STATS = 35.0, 0.889, 20.0, 4.7, 217.0
 
 # -- code: instructions times values of rows that live across them --------------------------------
 
@@ -303,3 +308,32 @@ def _product_tiles(target: Target, heads: Heads, scores: Scores) -> Iterable[_Wa
         code = rows * (102 + 16 * columns) * rows * (8 + 4 * columns)
         params = (("L", lanes), ("TM", rows))
         yield _Way("attention_tile_cpu.wgsl.j2", params, heads.bh * tiles, spent, code)
+
+
+def _gradient_products(target: Target, step: Pass, heads: Heads, scores: Scores) -> Iterable[_Way]:
+    """A subgroup has TM rows, a lane four columns, or four elements of rows and of results."""
+    lanes, d = target.subgroup, heads.d
+    block = 4 * lanes
+    if lanes < 4 or lanes & (lanes - 1) or d % 4 or d != heads.dv or not _evenly(lanes, d):
+        return
+    in_all, columns = (heads.tk, heads.tq) if step == "kv" else (heads.tq, heads.tk)
+    products, parts = sum(PRODUCTS[step]), ceil(d / block)
+    turns = products * min(d // 4, lanes) + 3
+    if target.loop_limit and ceil(columns / block) * turns >= target.loop_limit:
+        return
+    skipped = scores._replace(empty="zero")  # every query has a key
+    for rows in range(lanes, _MOST_ROWS + 1, lanes):
+        if rows - lanes >= in_all:
+            return
+        tiles = ceil(in_all / rows)
+        near = target.images and copied(lanes, tiles, heads.bh, columns, 2 * d)
+        away = 0.0 if near else _BUFFER - _IMAGE
+        each = products * d * (_COLUMN_FOUR + away + rows * _GRADIENT_SUM)
+        each += rows * _GRADIENT_WEIGHTS + (step == "kv") * _STATS
+        once = rows * parts * (products * _ROW_FOUR + 2 * away)
+        blocks = visited(step, skipped, rows, block, heads.tq, heads.tk) / tiles
+        spent = even(heads.bh * tiles) * (blocks * each + once) * lanes / 8
+        # of a row: the loops' products, weights; its operands, scores and results live
+        code = rows * (120 + 34 * products * parts) * rows * (2 + products * parts)
+        params = (("L", lanes), ("TM", rows), ("grad", step))
+        yield _Way("attention_bwd_tile_cpu.wgsl.j2", params, heads.bh * tiles, spent, code)
