@@ -226,6 +226,10 @@ class Compiled:
         latest, on = self._latest, device()
         if latest is None or latest.executable.device is not on or latest.arguments is None:
             return None
+        if not latest.traced.expected:
+            direct = latest.arguments.direct(args, on)
+            if direct is not None:
+                return (latest(direct),)
         leaves = latest.arguments.leaves(args)
         if leaves is None:
             return None

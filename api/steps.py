@@ -82,9 +82,12 @@ class Results:
         trees = [(start, start + part.leaves) for part, start, _ in self._parts if part.keys]
         covered = sum(stop - start for start, stop in trees if stop <= cycle)
         self._cycle = cycle if covered == cycle and all(i >= cycle for i in fetch) else 0
+        self._one = types[0] if structure is pytree.LEAF else None
 
     def handed(self, executable: Executable, buffers: Sequence[DeviceBuffer]) -> Any:
         """The results of a call; those are handed on of which nobody may look at one alone."""
+        if self._one is not None:
+            return Array(storage=DeviceStorage(self._one, buffers[0]))
         handed = executable.hand(buffers) if self._cycle else None
         return self(handed, buffers[self._cycle :]) if handed is not None else self(None, buffers)
 
@@ -109,11 +112,28 @@ class Arguments:
     def __init__(self, structure: pytree.Structure, types: Sequence[Type]) -> None:
         """`structure` and `types` are those of the positional arguments."""
         self._parts: list[tuple[pytree.Structure, int, Sequence[Type]]] = []
+        self._flat = all(part is pytree.LEAF for part in structure.children)
+        self._types = types
         self._forms: dict[int, tuple[Any, Any]] = {}  # of arrays of NumPy that had the right type
         at = 0
         for part in structure.children:
             self._parts.append((part, at, types[at : at + part.leaves]))
             at += part.leaves
+
+    def direct(self, args: Sequence[Any], on: Device) -> list[DeviceBuffer] | None:
+        """The memory of `args` that are all arrays in the device's, of the signature's types; None
+        for others."""
+        if not self._flat or len(args) != len(self._types):
+            return None
+        out: list[DeviceBuffer] = []
+        for arg, wanted in zip(args, self._types):
+            storage = arg.storage if type(arg) is Array else None
+            if type(storage) is not DeviceStorage or storage.buffer.device is not on:
+                return None
+            if storage.type is not wanted and storage.type != wanted:
+                return None
+            out.append(storage.buffer)
+        return out
 
     def leaves(self, args: Sequence[Any]) -> dict[int, Any] | None:
         """The single leaves among `args` by position of the leaf; None where `args` are others than

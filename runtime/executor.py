@@ -102,6 +102,9 @@ class Executable:
             for b in results if (place := plan.buffers[b].place)[0] == "pack"
         ]  # fmt: skip
         self._unpacked = [b for b in results if self._place(b) != "pack"]
+        made = {self._place(b) for b in results} <= {"output"}
+        self._all_made = made and not plan.donated
+        self._made_bytes = [(b, plan.buffers[b].nbytes) for b in self._made]
         self._recordings: OrderedDict[_Memory, _Recording] = OrderedDict()
         self._groups: OrderedDict[tuple[Accesses, tuple[_Range, ...]], Any] = OrderedDict()
         self._max_groups = max(1024, 8 * len(self._rounds))
@@ -234,8 +237,9 @@ class Executable:
 
     def _with_made(self, places: Places) -> Places:
         """The same with memory for the results that are not written over arguments."""
-        for b in self._made:
-            made = places.made[b] = self.device.alloc(self.plan.buffers[b].nbytes)
+        alloc = self.device.alloc
+        for b, nbytes in self._made_bytes:
+            made = places.made[b] = alloc(nbytes)
             places.spots[b] = made.storage, 0
         for b in self._copied:
             places.made[b] = self.device.alloc(self.plan.buffers[b].nbytes)
@@ -392,6 +396,8 @@ class Executable:
     def _results(self, buffers: Sequence[DeviceBuffer], places: Places) -> list[DeviceBuffer]:
         """One buffer a result. Consumes what was donated."""
         plan, made, device = self.plan, places.made, self.device
+        if self._all_made:
+            return [made[b] for b in plan.outputs]
         results: dict[int, DeviceBuffer] = {}
         for b, p, nbytes, offset in self._packed:
             slab = places.packs[p]

@@ -225,9 +225,12 @@ class Passes:
         self.encoder = encoder
         self._pass: Any = None
 
-    def record(self, steps: Iterable[Copy | Sequence[Step]]) -> None:
+    def record(self, steps: Sequence[Copy | Sequence[Step]]) -> None:
         """Records dispatches, and copies between passes. Errors are deferred to finish()."""
-        _checked(self._record, steps)
+        if len(steps) == 1 and type(steps[0]) is list:
+            self._record(steps)  # dispatches alone raise nothing before
+        else:
+            _checked(self._record, steps)
 
     def _record(self, steps: Iterable[Copy | Sequence[Step]]) -> None:
         encoder, compute_pass = self.encoder._internal, self._pass

@@ -347,3 +347,22 @@ def test_leaves_of_other_kinds_with_the_same_type() -> None:
     assert train.programs == 2
     assert float(train(m, X)[1]) == 32 * 9 * 2**9
     assert train.programs == 2
+
+
+def test_arrays_alone_take_the_short_way_and_all_else_the_long_one() -> None:
+    double = eg.compile(lambda a, b: a + b)
+    x, y = (eg.array(np.full(3, v, np.float32)) for v in (1.0, 2.0))
+    for _ in range(3):
+        assert double(x, y).numpy().tolist() == [3.0, 3.0, 3.0]
+    assert double._again((x, y)) is not None
+    assert double(np.ones(3, np.float32), y).numpy().tolist() == [3.0, 3.0, 3.0]
+    assert double(x, 4.0).numpy().tolist() == [5.0, 5.0, 5.0]
+    assert double.programs == 2
+    assert double(x, y).numpy().tolist() == [3.0, 3.0, 3.0]
+    other = double(eg.array(np.arange(2, dtype=np.int32)), eg.array(np.arange(2, dtype=np.int32)))
+    assert (other.numpy().dtype, other.numpy().tolist()) == (np.int32, [0, 2])
+    taken = eg.compile(lambda a, b: a * b, donate=(0,))
+    assert taken(x, y).numpy().tolist() == [2.0, 2.0, 2.0]
+    for _ in range(2):
+        with pytest.raises(DonatedError, match="argument 0 of"):
+            double(x, y)
