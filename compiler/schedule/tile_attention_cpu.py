@@ -119,11 +119,12 @@ _COPY = 0.17  # a byte that one thread copies to an image, while the others wait
 _GROUP, _QUAD, _EXP, _EXTRA, _CAP, _FROM_BUFFER = 800.0, 50.0, 3.7, 30.0, 6.0, 12.0
 _MULTIPLY = {1: 0.465, 2: 0.47, 3: 0.45, 4: 0.435}
 # gradients: a group, quads of rows loaded from images and stored; an element of a column handed
-# round, and multiplied by a row; a weight; a KiB of what a turn reads beyond what the nearest cache
-# holds
+# round, and multiplied by a row; a weight; a vector that a turn reads beyond those that are near
 _GRADIENT_GROUP, _GRADIENT_LOAD, _GRADIENT_STORE = 290.0, 51.0, 27.0
 _GRADIENT_SPREAD, _GRADIENT_MULTIPLY, _GRADIENT_EXP = 0.244, 0.186, 1.6
-_HELD_KIB, _BEYOND = 36, 5.5
+_NEAR, _BEYOND = 576, 0.345
+# what unfused products are priced at, where heads are many, over what they take
+_AS_PRODUCTS = 1.12
 # products of tiles: a group, a row stored, an element of a score or of a result, of a score where a
 # row of queries is handed round, the softmax of a row, four elements from images and from buffers
 _TILE_GROUP, _TILE_ROW, _SUM, _SPREAD, _SOFTMAX = 375.0, 49.0, 0.77, 0.9, 20.0
@@ -166,7 +167,8 @@ def _rank(way: _Way) -> float:
 
 def _tile(target: Target, step: Pass, heads: Heads, way: _Way) -> Tile:
     grid = fold(way.groups, target.max_groups)
-    efficiency = heads.flops(step) / BEST_FLOP_PER_NS / way.spent
+    spent = way.spent * (1.0 if step == "forward" else _AS_PRODUCTS)
+    efficiency = heads.flops(step) / BEST_FLOP_PER_NS / spent
     lanes = target.subgroup
     return Tile(way.template, (*way.params, ("grid", grid)), grid, (lanes, 1, 1), 0, efficiency)
 
@@ -249,9 +251,8 @@ def _gradient_lanes(target: Target, step: Pass, heads: Heads, scores: Scores) ->
             return
         tiles = ceil(in_all / (lanes * rows))
         blocks = visited(step, scores, rows * lanes, lanes, heads.tq, heads.tk) / tiles
-        # rows, their results, and columns at two places
-        held = 4 * lanes * (rows * work + 2 * size) / 1024
-        each = work * _GRADIENT_SPREAD + max(0.0, held - _HELD_KIB) * _BEYOND
+        held = rows * work + 2 * size  # rows, their results, and columns at two places
+        each = work * _GRADIENT_SPREAD + max(0, held - _NEAR) * _BEYOND
         each += rows * (work * _GRADIENT_MULTIPLY + _GRADIENT_EXP + _more(scores))
         once = _GRADIENT_GROUP + rows * ceil(results / 4) * _GRADIENT_STORE
         once += rows * ceil(size / 4) * _GRADIENT_LOAD
