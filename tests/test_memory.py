@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from eggpu.compiler.errors import CompileError, IRError
 from eggpu.compiler.ir import Graph, Kind, Node, make
 from eggpu.compiler.ops import ELEMENTWISE, concat, constant, dot, input_node, reduce, reshape, swap
-from eggpu.compiler.schedule.assemble import _Memory, assemble
+from eggpu.compiler.schedule.assemble import assemble
 from eggpu.compiler.schedule.kernel import KernelSource, Scratch, Stored
 from eggpu.compiler.schedule.memory import Item, Named, aligned, lay_out, most_alive, pair
 from eggpu.compiler.schedule.order import dependencies, frugal, stable
+from eggpu.compiler.schedule.placement import Placement
 from eggpu.compiler.schedule.plan import Access, Binding, Plan
 from eggpu.compiler.schedule.program import Program
 from eggpu.compiler.schedule.selection import Group, Selection, stored_base
@@ -304,7 +305,7 @@ def test_updates_follow_their_gradients() -> None:
     assert sum(b.place[0] == "input" and b.role == "output" for b in plan.buffers) == 8
     one = 16 * 16 * 4
     assert sum(plan.arena) <= (8 + 4) * one + 256  # activations, and what one layer needs
-    in_order = _Memory(Program(each(graph), FLOOR, lower), range(len(plan.kernels)), FLOOR)
+    in_order = Placement(Program(each(graph), FLOOR, lower), range(len(plan.kernels)), FLOOR)
     assert in_order.nbytes > sum(plan.arena) + one
 
 
