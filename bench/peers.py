@@ -6,9 +6,20 @@ Weights and batches are those of common.py in the folder --peers where there is 
 numbers made here. `ms` is the best mean over blocks of ten steps, each ended by reading a loss.
 `first_s` is the first step with all compilation, cold where EGGPU_CACHE_DIR and
 MESA_SHADER_CACHE_DIR are empty folders.
-Where torch is installed, eager torch on the CPU takes the same steps, its blocks in turn with ours
-and a pause before each, since its threads go on spinning; losses are compared, and `ratio` is our
-time over its.
+
+Peers take the same steps, their blocks in turn with ours and a pause before each, since threads of
+one go on spinning for a while: eager torch in this process, tinygrad (WebGPU and CPU) and jax in a
+child process each. Losses of ten steps are compared. `ratio` is our time over torch's, `jax_ratio`
+over jax's and so on; each has its `ms`, its `first_s`, and `loss_error`, the largest difference
+from our losses, which has to be below TOLERANCE. Blocks of a peer that is slow have fewer steps
+(about a second). What is not installed is left out with a line on stderr; --against names peers
+that have to be there, --python the interpreter of an environment that has them:
+
+    pip install torch                      # in the environment of this script
+    python -m venv peers
+    peers/bin/pip install tinygrad dawn-python jax
+    apt-get install clang mesa-vulkan-drivers    # for tinygrad: its CPU backend, lavapipe
+    python bench/peers.py --against torch,tinygrad-webgpu,tinygrad-cpu,jax --python peers/bin/python
 """
 
 from __future__ import annotations
@@ -21,14 +32,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peers_children
 import peers_data
+from peers_children import Here, Peers
 from peers_data import Arrays, Batches, GPTSize, MLPSize
+from peers_known import THREADS
 
 import eggpu as eg
 from eggpu import nn, optim
 
 ROOT = Path(__file__).parents[1]
-THREADS, PAUSE = 2, 0.25  # of torch; seconds before a block
+PAUSE, BLOCK = 0.25, 1.0  # seconds before a block, and of a block of a slow peer
 TOLERANCE = 1e-4  # of losses
 _GPT_NAMES = {  # of common.py: ours
     "wte": "tokens.weight", "wpe": "positions.weight",
@@ -52,18 +66,19 @@ def main() -> None:
     parser.add_argument("--task", choices=("mlp", "gpt"), default="gpt")
     parser.add_argument("--peers", type=Path, default=ROOT.parent / "shared" / "peers")
     parser.add_argument("--json", action="store_true", help="a line of JSON, which is the default")
-    parser.add_argument("--without-torch", action="store_true", help="our side alone")
+    peers_children.add_arguments(parser)
     parser.add_argument("--blocks", type=int, default=10, help="of ten steps")
     parser.add_argument("--device", help="part of a device's name, or its number")
     parser.add_argument("--dump", type=Path, help="write every stage of the compiler")
     parser.add_argument("--profile", action="store_true", help="print the time of every kernel")
     args = parser.parse_args()
-    if args.device is not None:
-        eg.device(args.device)
-    weights, batches = numbers(args.task, args.peers)
-    trainer = Trainer(args.task, weights, batches)
-    other = None if args.without_torch else torch_side(args.task, weights, batches)
-    print(json.dumps(measure(trainer, args.blocks, other)))
+    with peers_children.start(parser, args) as others:
+        if args.device is not None:
+            eg.device(args.device)
+        weights, batches = numbers(args.task, args.peers)
+        trainer = Trainer(args.task, weights, batches)
+        others.each(lambda _, side: side.train(args.task, weights, batches))
+        print(json.dumps(measure(trainer, args.blocks, others)))
     if args.dump is not None:
         trainer.step.dump(args.dump)
     if args.profile:
@@ -128,50 +143,65 @@ def torch_side(task: str, weights: Arrays, batches: Batches) -> Any:
     return peers_torch.Trainer(task, weights, batches, THREADS)
 
 
-def measure(trainer: Trainer, blocks: int, other: Any = None) -> dict[str, Any]:
-    """Losses of the first ten steps, then the best of `blocks` blocks of ten, of both sides.
+def measure(trainer: Trainer, blocks: int, others: Peers) -> dict[str, Any]:
+    """Losses of the first ten steps, then the best of `blocks` blocks of ten, of all sides.
 
-    Raises ValueError where the losses of the two differ.
+    Raises ValueError where the losses of two differ.
     """
-    sides = {"": trainer} if other is None else {"": trainer, "torch_": other}
-    start = time.perf_counter()
-    losses = {"": [float(trainer.advance())]}
-    first = time.perf_counter() - start
-    for name, side in sides.items():
-        known = losses.setdefault(name, [])
-        known += [float(side.advance()) for _ in range(10 - len(known))]
-    for name, found in losses.items():
-        worst = max(abs(a - b) for a, b in zip(found, losses[""], strict=True))
-        if not worst < TOLERANCE:
-            raise ValueError(f"losses need to agree within {TOLERANCE}, {name}losses: {worst:.2g}")
-    best = dict.fromkeys(sides, float("inf"))
+    ours = Here(trainer)
+    losses, first = ours.steps(10)
+    known = others.each(lambda _, side: side.steps(10))
+    errors = {name: compare(name, losses, found) for name, (found, _) in known.items()}
+    best = {"": float("inf")}
     for _ in range(blocks):
-        for name, side in sides.items():
-            if len(sides) > 1:
-                time.sleep(PAUSE)
-            best[name] = min(best[name], block(side.advance))
+        if others.sides:
+            time.sleep(PAUSE)
+        best[""] = min(best[""], ours.block(10))
+
+        def timed(name: str, side: Any) -> None:
+            time.sleep(PAUSE)
+            before = best.get(name, known[name][1])
+            seconds = side.block(min(10, max(1, int(BLOCK / before))))
+            best[name] = min(best.get(name, seconds), seconds)
+
+        others.each(timed)
     plan = trainer.step.plan
     row = {
         "bench": "peers",
         "task": trainer.task,
         "device": eg.device().target.name,
-        **{f"{name}ms": round(seconds * 1e3, 3) for name, seconds in best.items()},
-        "losses": losses[""],
+        "ms": round(best[""] * 1e3, 3),
+        "losses": losses,
         "first_s": round(first, 3),
         "compile_s": round(trainer.step.compile_seconds, 3),
         "dispatches": len(plan.kernels),
         "peak_bytes": plan.peak_bytes,
     }
-    return row if other is None else row | {"ratio": round(best[""] / best["torch_"], 3)}
+    for name in others.sides:
+        row |= columns(name, best, known[name], errors[name])
+    return row | ({"ratio": row["torch_ratio"]} if "torch" in others.sides else {})
 
 
-def block(advance: Callable[[], Any]) -> float:
-    """Seconds a step, of ten of which the last one's loss is read."""
-    start = time.perf_counter()
-    for _ in range(10):
-        loss = advance()
-    float(loss)
-    return (time.perf_counter() - start) / 10
+def columns(
+    name: str, best: dict[str, float], known: tuple[list[float], float], error: float
+) -> dict[str, Any]:
+    """What a row says of a peer."""
+    key = name.replace("-", "_")
+    return {
+        f"{key}_ms": round(best[name] * 1e3, 3),
+        f"{key}_ratio": round(best[""] / best[name], 3),
+        f"{key}_losses": known[0],
+        f"{key}_first_s": round(known[1], 3),
+        f"{key}_loss_error": float(f"{error:.3g}"),
+    }
+
+
+def compare(name: str, ours: list[float], theirs: list[float]) -> float:
+    """The largest difference of losses; raises ValueError where it is not below what is allowed."""
+    worst = max(abs(a - b) for a, b in zip(theirs, ours, strict=True))
+    if not worst < TOLERANCE:
+        raise ValueError(f"losses need to agree within {TOLERANCE}, {name}_losses: {worst:.2g}")
+    return worst
 
 
 def numbers(task: str, peers: Path) -> tuple[Arrays, Batches]:

@@ -1,6 +1,10 @@
-"""The models of the comparison in float64 NumPy, gradients by hand: what losses should be."""
+"""The models and kernels of the comparison in float64 NumPy, gradients by hand: what is right."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Any
 
 import numpy as np
 from peers_data import Arrays, Batches, GPTSize, MLPSize
@@ -9,11 +13,36 @@ _GELU = np.sqrt(2 / np.pi)
 _EPS = 1e-5  # of layer_norm
 
 
+class Trainer:
+    """Weights between steps; `advance` as in bench/peers.py."""
+
+    def __init__(self, task: str, weights: Arrays, batches: Batches, threads: int) -> None:
+        mlp = task == "mlp"
+        self.losses = (
+            mlp_steps(weights, batches, MLPSize())
+            if mlp
+            else gpt_steps(weights, batches, GPTSize())
+        )
+
+    def advance(self) -> float:
+        """One step; its loss."""
+        return next(self.losses)
+
+
 def mlp_losses(weights: Arrays, batches: Batches, steps: int, size: MLPSize) -> list[float]:
     """The loss before each of `steps` steps of SGD."""
+    return list(islice(mlp_steps(weights, batches, size), steps))
+
+
+def gpt_losses(weights: Arrays, batches: Batches, steps: int, size: GPTSize) -> list[float]:
+    """The loss before each of `steps` steps of AdamW without decay."""
+    return list(islice(gpt_steps(weights, batches, size), steps))
+
+
+def mlp_steps(weights: Arrays, batches: Batches, size: MLPSize) -> Iterator[float]:
+    """Takes steps of SGD for ever; the loss before each."""
     p = {k: v.astype(np.float64) for k, v in weights.items()}
-    losses = []
-    for i in range(steps):
+    for i in count():
         x, y = batches[i % len(batches)]
         x = x.astype(np.float64)
         z = x @ p["layers.0.weight"] + p["layers.0.bias"]
@@ -28,24 +57,21 @@ def mlp_losses(weights: Arrays, batches: Batches, steps: int, size: MLPSize) -> 
         }
         for k, grad in grads.items():
             p[k] -= size.lr * grad
-        losses.append(loss)
-    return losses
+        yield loss
 
 
-def gpt_losses(weights: Arrays, batches: Batches, steps: int, size: GPTSize) -> list[float]:
-    """The loss before each of `steps` steps of AdamW without decay."""
+def gpt_steps(weights: Arrays, batches: Batches, size: GPTSize) -> Iterator[float]:
+    """Takes steps of AdamW without decay for ever; the loss before each."""
     p = {k: v.astype(np.float64) for k, v in weights.items()}
     first, second = ({k: np.zeros_like(v) for k, v in p.items()} for _ in range(2))
-    losses = []
-    for i in range(steps):
+    for i in count():
         loss, grads = gpt_gradients(p, *batches[i % len(batches)], size)
         for k, g in grads.items():
             first[k] += 0.1 * (g - first[k])
             second[k] += 0.001 * (g * g - second[k])
             root = np.sqrt(second[k] / (1 - 0.999 ** (i + 1)))
             p[k] -= size.lr * first[k] / (1 - 0.9 ** (i + 1)) / (root + 1e-8)
-        losses.append(loss)
-    return losses
+        yield loss
 
 
 def gpt_gradients(p: Arrays, x: np.ndarray, y: np.ndarray, size: GPTSize) -> tuple[float, Arrays]:
@@ -156,3 +182,48 @@ def cross_entropy(logits: np.ndarray, targets: np.ndarray) -> tuple[float, np.nd
     logp = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     hit = np.arange(logits.shape[-1]) == targets[..., None]
     return float(-logp[hit].mean()), (np.exp(logp) - hit) / targets.size
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    weights = np.exp(x - x.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+
+
+def attention_vjp(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray) -> list[np.ndarray]:
+    """The cotangents of q, k and v."""
+    weights = softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))
+    gw = g @ v.swapaxes(-1, -2)
+    gs = weights * (gw - (gw * weights).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
+    return [gs @ k, gs.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ g]
+
+
+def norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    return layer_norm({"norm.weight": weight, "norm.bias": bias}, "norm", x)[0]
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "matmul": lambda a, b: a @ b,
+    "matmul tn": lambda a, b: a.T @ b,
+    "matmul nt": lambda a, b: a @ b.T,
+    "matmul tt": lambda a, b: a.T @ b.T,
+    "attention forward": attention,
+    "attention backward": attention_vjp,
+    "softmax": softmax,
+    "layer norm": norm,
+    "elementwise chain": lambda x, y: np.tanh((x * y + x) * 0.5 - y) * (x + 1.0) + y,
+}
+
+
+def kernel(kind: str, arrays: list[np.ndarray]) -> Callable[[], Any]:
+    """A call in float64."""
+    operands = [a.astype(np.float64) for a in arrays]
+    return lambda: KERNELS[kind](*operands)
+
+
+def values(results: Any) -> list[np.ndarray]:
+    """Results of a call."""
+    return [results] if isinstance(results, np.ndarray) else list(results)

@@ -1,10 +1,15 @@
-"""The models of the comparison in eager PyTorch on the CPU: the same weights, its own defaults."""
+"""The models and kernels of the comparison in eager PyTorch on the CPU, by its own defaults."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from peers_data import Arrays, Batches, GPTSize, MLPSize
+from peers_known import THREADS
 from torch import Tensor
 
 
@@ -74,3 +79,34 @@ def linear(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 def norm(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"])
+
+
+def gradients(q: Tensor, k: Tensor, v: Tensor, ct: Tensor) -> tuple[Tensor, ...]:
+    """Forward and backward of attention."""
+    heads = [x.detach().requires_grad_() for x in (q, k, v)]
+    return torch.autograd.grad(F.scaled_dot_product_attention(*heads), heads, ct)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "matmul": lambda a, b: a @ b,
+    "matmul tn": lambda a, b: a.T @ b,
+    "matmul nt": lambda a, b: a @ b.T,
+    "matmul tt": lambda a, b: a.T @ b.T,
+    "attention forward": F.scaled_dot_product_attention,
+    "attention backward": gradients,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "layer norm": lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias),
+    "elementwise chain": lambda x, y: torch.tanh((x * y + x) * 0.5 - y) * (x + 1.0) + y,
+}
+
+
+def kernel(kind: str, arrays: list[np.ndarray]) -> Callable[[], Any]:
+    """A call on two threads."""
+    torch.set_num_threads(THREADS)
+    tensors = [torch.from_numpy(a) for a in arrays]
+    return lambda: KERNELS[kind](*tensors)
+
+
+def values(results: Any) -> list[np.ndarray]:
+    """Results of a call as NumPy's."""
+    return [r.numpy() for r in ([results] if isinstance(results, Tensor) else results)]

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import peers  # noqa: E402
 import peers_data  # noqa: E402
 import peers_numpy  # noqa: E402
+from peers_children import Here, Peers  # noqa: E402
 
 STEPS = 10
 # The first losses that PyTorch and JAX give.
@@ -87,8 +88,9 @@ def test_torch_takes_the_same_steps(task: str) -> None:
     pytest.importorskip("torch")
     weights, batches = numbers(task)
     other = peers.torch_side(task, weights, batches)
-    row = peers.measure(peers.Trainer(task, weights, batches), 1, other)
+    others = Peers({"torch": Here(other)})
+    row = peers.measure(peers.Trainer(task, weights, batches), 1, others)
     assert row["ratio"] == pytest.approx(row["ms"] / row["torch_ms"], rel=1e-2)
     other.weights[next(iter(other.weights))].data.mul_(1.5)
     with pytest.raises(ValueError, match=r"losses need to agree within 0\.0001, torch_losses"):
-        peers.measure(peers.Trainer(task, weights, batches), 1, other)
+        peers.measure(peers.Trainer(task, weights, batches), 1, others)
