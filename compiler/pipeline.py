@@ -53,7 +53,7 @@ class Options:
     tune: time the predicted best tilings of each kernel on the device, once for a device and driver
     (see eggpu.tuning).
     max_memory: bytes on the device that a call may take, arguments and results among them; above it
-    values are computed again instead of kept.
+    copies in images are made late or given up, and values are computed again instead of kept.
 
     Raises CompileError for values that no program can be compiled with.
     """
@@ -91,8 +91,8 @@ class Options:
 
 @dataclass(frozen=True)
 class MemoryPrice:
-    """What a limit on memory costs: bytes and predicted ns with and without it, and kernels that
-    run again."""
+    """What a limit on memory costs: bytes and predicted ns with and without it, kernels that run
+    again, and whether copies in images were given up."""
 
     limit: int
     peak: int
@@ -100,13 +100,28 @@ class MemoryPrice:
     again: int
     ns: float
     ns_without: float
+    spared: bool = False
+
+    @classmethod
+    def of(cls, limit: int, plan: Plan, without: Plan) -> MemoryPrice:
+        """The price of `plan` within the limit, instead of the one without it."""
+        return cls(
+            limit=limit,
+            peak=plan.peak_bytes,
+            peak_without=without.peak_bytes,
+            again=len(plan.kernels) - len(without.kernels),
+            ns=_ns(plan),
+            ns_without=_ns(without),
+            spared=bool(without.images and not plan.images),
+        )
 
     def __str__(self) -> str:
         more = self.ns - self.ns_without
         share = 100 * more / self.ns_without if self.ns_without else 0.0
         return (
             f"max_memory {self.limit} bytes: peak {self.peak} instead of {self.peak_without}, "
-            f"{self.again} kernels more, {more / 1e3:+.1f} us predicted ({share:+.1f}%)"
+            f"{self.again} kernels more, {'no copies in images, ' if self.spared else ''}"
+            f"{more / 1e3:+.1f} us predicted ({share:+.1f}%)"
         )
 
 
@@ -215,30 +230,32 @@ def _within(
 ) -> tuple[Plan, tuple[Chosen, ...], MemoryPrice]:
     """The cheapest plan of at most so many bytes, what was chosen for it, and what the limit costs.
 
-    Values are computed again instead of kept, in choices of kernels that store less and less.
+    Values are computed again instead of kept, in choices of kernels that store less and less; of
+    those that read images, and of those that need no copies in images but take longer.
     """
     from .schedule.assemble import TooLittleMemory, assemble
 
+    if plan.peak_bytes <= most:
+        return plan, tuple(passes.parts), MemoryPrice.of(most, plan, plan)
     found: list[tuple[float, Plan, tuple[Chosen, ...]]] = []
     refused: list[TooLittleMemory] = []
-    if plan.peak_bytes <= most:
-        found.append((_ns(plan), plan, tuple(passes.parts)))
-    for dear in () if found else _DEAR if passes.options.optimize else _DEAR[:1]:
-        chosen = selection if dear == 1.0 else passes.select(program, dear)
+    sparing, spared = passes.sparing() if plan.images else None, False
+    dears = _DEAR if passes.options.optimize else _DEAR[:1]
+    for one, dear in [(p, dear) for p in (passes, sparing) if p for dear in dears]:
+        if any(f[0] <= _ns(plan) for f in found) or spared:
+            break  # it costs nothing; without images, what stores less takes longer
+        chosen = selection if one is passes and dear == 1.0 else one.select(program, dear)
         try:
-            with timed(passes.seconds, "lower"):
-                less = assemble(
-                    chosen, passes.target, passes.lower, max_memory=most, made=passes.made
-                )
-            found.append((_ns(less), less, tuple(passes.parts)))
+            with timed(one.seconds, "lower"):
+                less = assemble(chosen, one.target, one.lower, max_memory=most, made=one.made)
+            found.append((_ns(less), less, tuple(one.parts)))
+            spared = one is sparing
         except TooLittleMemory as error:
             refused.append(error)
     if not found:
         raise min(refused, key=lambda e: e.least)
     _, less, parts = min(found, key=lambda f: f[0])
-    more = len(less.kernels) - len(plan.kernels)
-    price = MemoryPrice(most, less.peak_bytes, plan.peak_bytes, more, _ns(less), _ns(plan))
-    return less, parts, price
+    return less, parts, MemoryPrice.of(most, less, plan)
 
 
 _DEAR = (1.0, 4.0, 16.0)  # what a byte costs in choices that store less
@@ -289,6 +306,12 @@ class _Passes:
         self._dear = 1.0
         self._bodies: dict[Loop, Compilation] = {}
         self._saturated: dict[tuple[Node, ...], tuple[Snapshot, EGraphReport]] = {}
+
+    def sparing(self) -> _Passes:
+        """The same passes for a device on which nothing is copied to images."""
+        other = _Passes(self.target.sparing(), self.options)
+        other.seconds, other.made, other._saturated = self.seconds, self.made, self._saturated
+        return other
 
     def select(self, program: Graph, dear: float = 1.0) -> Selection:
         """The kernels of a program; one with loops is cut at them. `dear`: see `extract`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,9 @@ import pytest
 import eggpu as eg
 from eggpu import nn, optim
 from eggpu.compiler.errors import CompileError
+from eggpu.compiler.pipeline import Options, compile_graph
+from eggpu.compiler.schedule.target import LLVMPIPE
+from eggpu.compiler.tracing import trace
 
 
 def loss(model, x, y):
@@ -125,3 +128,73 @@ def test_without_optimization_values_are_computed_again_too(given):
     np.testing.assert_allclose(values, want, rtol=1e-5)
     assert tight.plan.peak_bytes <= most
     assert len(tight.plan.kernels) > len(plain.plan.kernels)
+
+
+def product(x, w):
+    return eg.tanh(x @ w)
+
+
+def factors(n=512):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((n, n), np.float32), rng.standard_normal((n, n), np.float32)
+
+
+def test_copies_in_images_are_given_up_first():
+    """Just below what arguments, results and images take there is nothing to compute again."""
+    graph = trace(product, *factors())
+    plan = compile_graph(graph, LLVMPIPE).plan
+    assert plan.images
+    assert not sum(plan.arena)
+    without = plan.peak_bytes - sum(image.nbytes for image in plan.images)
+    for most in (plan.peak_bytes - 1, without):
+        less = compile_graph(graph, LLVMPIPE, Options(max_memory=most))
+        assert less.plan.peak_bytes == without
+        assert not less.plan.images
+        assert not less.plan.copies
+        assert less.memory_price.spared
+        assert less.memory_price.ns > less.memory_price.ns_without
+        assert "no copies in images" in str(less.memory_price)
+    with pytest.raises(CompileError, match=f"the least found.* is {without}"):
+        compile_graph(graph, LLVMPIPE, Options(max_memory=without - 1))
+
+
+def test_products_without_images_are_right():
+    x, w = factors()
+    free = eg.compile(product, cache=False)
+    want = np.tanh(x.astype(np.float64) @ w)
+    np.testing.assert_allclose(free(x, w).numpy(), want, atol=1e-4)
+    if not free.plan.images:
+        pytest.skip("the device reads no images")
+    tight = eg.compile(product, cache=False, max_memory=free.plan.peak_bytes - 1)
+    np.testing.assert_allclose(tight(x, w).numpy(), want, atol=1e-4)
+    assert not tight.plan.images
+
+
+def test_a_device_that_spares_images_has_the_same_rates():
+    """Products of a device without images are as fast as its profile says; one that spares them
+    is slower than its profile."""
+    graph = trace(product, *factors(2048))
+    times = [
+        compile_graph(graph, target).plan.kernels[0].predicted_ns
+        for target in (LLVMPIPE, LLVMPIPE.sparing(), replace(LLVMPIPE, images=False))
+    ]
+    assert times[1] > 1.2 * max(times[0], times[2])
+    assert LLVMPIPE.sparing().rated() == replace(LLVMPIPE, keeps=False)
+
+
+def test_a_step_in_the_least_memory_gives_the_same():
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((256, 256), np.float32), rng.integers(0, 8, 256).astype(np.int32)
+    model = Deep(tuple(nn.Linear(256, 256, key=k) for k in range(3)))
+    wide = eg.compile(step, cache=False)
+    want, same = run(wide, (model, x, y))
+    with pytest.raises(CompileError) as error:
+        run(eg.compile(step, max_memory=1, cache=False), (model, x, y))
+    least = int(re.search(r"is (\d+)", str(error.value))[1])
+    tight = eg.compile(step, max_memory=least, cache=False)
+    values, weights = run(tight, (model, x, y))
+    np.testing.assert_allclose(values, want, rtol=1e-5)
+    for name, weight in same.items():
+        np.testing.assert_allclose(weights[name], weight, rtol=1e-3, atol=1e-4, err_msg=name)
+    assert tight.plan.peak_bytes <= least < wide.plan.peak_bytes
+    assert not tight.plan.images

@@ -103,7 +103,7 @@ def _tiling(
     found = candidates(target, batch, m, n, k, *axes, 200 if rows else 1, words)
     alone = [t for t in found if t.template == ROWS and t.splits == 1 and not t.swap]
     tile = alone[0] if rows and alone else found[0]
-    return max(1e-3, tile.efficiency / _best_product(target)), tile.splits
+    return max(1e-3, tile.efficiency / _best_product(target.rated())), tile.splits
 
 
 @lru_cache(maxsize=64)
@@ -191,7 +191,7 @@ def _fused(
     if min(heads, queries, keys, d, dv) < 1:
         return None
     tiles = attention_candidates(target, step, heads, queries, keys, d, dv, 1, kept, scores)
-    return max(1e-3, tiles[0].efficiency / _best_attention(target)) if tiles else None
+    return max(1e-3, tiles[0].efficiency / _best_attention(target.rated())) if tiles else None
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ import math
 from ..errors import CompileError
 from .build import build
 from .horizontal import merge as find_merged
+from .images import AHEAD
 from .placement import Placement, Unplaceable
 from .plan import Plan
 from .program import Lower, Program
@@ -33,8 +34,9 @@ def assemble(
     Of the selection's order, the same with donated inputs read earlier, and orders that free
     scratch early, the one that needs least memory is taken. Independent kernels of one form are
     merged where that takes little memory (with `merge`). Raises CompileError when a value is too
-    large for the target, and when `max_memory` bytes are too few for a call, even where values are
-    computed again instead of kept. `made` is given the groups of each kernel, by the id of a plan.
+    large for the target, and when `max_memory` bytes are too few for a call, even where copies in
+    images are made late, nothing is merged, and values are computed again instead of kept. `made` is given the groups
+    of each kernel, by the id of a plan.
     """
     program = Program(selection, target, lower)
     program.made = made
@@ -43,8 +45,11 @@ def assemble(
     plan = build(merged or plain)
     if max_memory is None or plan.peak_bytes <= max_memory:
         return plan
-    plan = plan if merged is None else build(plain)
-    return plan if plan.peak_bytes <= max_memory else _limited(plain, target, max_memory)
+    for placement, ahead in ((merged, 1), (plain, AHEAD)) if merged else ():
+        plan = build(placement, ahead)
+        if plan.peak_bytes <= max_memory:
+            return plan
+    return _limited(plain, target, max_memory)
 
 
 class TooLittleMemory(CompileError):

@@ -19,7 +19,8 @@ WRITTEN = 64  # vec4s of a row that a lane stores, or kernels take seconds to tr
 
 def can_store(target: Target, arrays: Sequence[tuple[str, int]]) -> bool:
     """Whether arrays of (dtype, elements) may be stored so on a target."""
-    able = target.kind == "cpu" and target.images and set(FEATURES) <= set(target.features)
+    able = target.kind == "cpu" and target.rated().images
+    able = able and set(FEATURES) <= set(target.features)
     fits = all(dtype in _WORDS and n % PAIR == 0 for dtype, n in arrays)
     return able and fits and target.subgroup >= 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -84,6 +84,16 @@ class Target:
     images: bool = False  # vec4<f32> are read several times faster from images than from buffers
     # arguments that hardly change may be copied to images that stay for later calls
     keeps: bool = False
+    # `images` is off to save memory: the profile's rates are those of the device with images
+    spares: bool = False
+
+    def sparing(self) -> Target:
+        """The same device, where nothing is copied to images."""
+        return replace(self, images=False, keeps=False, spares=self.images or self.spares)
+
+    def rated(self) -> Target:
+        """The device as its profile was measured."""
+        return replace(self, images=True, spares=False) if self.spares else self
 
 
 FLOOR = Target(
