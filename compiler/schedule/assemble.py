@@ -35,8 +35,8 @@ def assemble(
     scratch early, the one that needs least memory is taken. Independent kernels of one form are
     merged where that takes little memory (with `merge`). Raises CompileError when a value is too
     large for the target, and when `max_memory` bytes are too few for a call, even where copies in
-    images are made late, nothing is merged, and values are computed again instead of kept. `made` is given the groups
-    of each kernel, by the id of a plan.
+    images are made late, nothing is merged, and values are computed again instead of kept. `made`
+    is given the groups of each kernel, by the id of a plan.
     """
     program = Program(selection, target, lower)
     program.made = made
