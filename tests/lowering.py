@@ -19,6 +19,7 @@ from eggpu.compiler.ops import (
 from eggpu.compiler.ops import elementwise as E
 from eggpu.compiler.reference import evaluate
 from eggpu.compiler.schedule.assemble import assemble
+from eggpu.compiler.schedule.kernel import KernelSource
 from eggpu.compiler.schedule.plan import Plan
 from eggpu.compiler.schedule.selection import Group, Selection, separate
 from eggpu.compiler.schedule.target import FLOOR, LLVMPIPE, Target
@@ -44,6 +45,13 @@ def values(node: Node, seed: int = 0) -> np.ndarray:
             return rng.random(node.shape) < 0.7
         case _:
             return rng.integers(0, 20, node.shape).astype(node.dtype.numpy)
+
+
+def sources(
+    outputs: Sequence[Node], inputs: Sequence[Node], target: Target = LLVMPIPE
+) -> list[KernelSource]:
+    """The kernels of one group."""
+    return lower(Group(tuple(outputs), tuple(inputs)), target)
 
 
 def run(
@@ -104,3 +112,26 @@ def normalized(x: Node, axes: Sequence[int]) -> tuple[Node, Node, Node]:
     centered = x - spread(mean(x, axes), x.shape)
     scale = E.rsqrt(mean(centered * centered, axes) + 1e-5)
     return centered * spread(scale, x.shape), scale, mean(x, axes)
+
+
+def layer_norm(rows: int, width: int) -> tuple[list[Node], list[Node]]:
+    x, ct, gain, bias = (
+        given(0, (rows, width)),
+        given(1, (rows, width)),
+        given(2, (width,)),
+        given(3, (width,)),
+    )
+    shape = (rows, width)
+    xhat, scale, mu = normalized(x, (1,))
+    dxhat = ct * spread(gain, shape)
+    inner = spread(mean(dxhat, (1,)), shape) + xhat * spread(mean(dxhat * xhat, (1,)), shape)
+    dx = (dxhat - inner) * spread(scale, shape)
+    y = xhat * spread(gain, shape) + spread(bias, shape)
+    return [x, ct, gain, bias], [
+        y,
+        mu,
+        scale,
+        dx,
+        reduce("sum", ct * xhat, (0,)),
+        reduce("sum", ct, (0,)),
+    ]
