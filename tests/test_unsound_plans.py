@@ -1,4 +1,4 @@
-"""Plans that are refused: what no device runs, what is read before it is written, or overwritten."""
+"""Plans that are refused: what no device runs, and what reads or writes at the wrong time."""
 
 from __future__ import annotations
 
