@@ -113,15 +113,19 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def heads_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """(batch, heads, t, d), as softmax of products: faster on CPUs than JAX's function, which
-    wants heads behind t.
-    """
+    """(batch, heads, t, d), as softmax of products: on CPUs faster than JAX's function forward."""
     scores = q @ k.mT * q.shape[-1] ** -0.5
     return jax.nn.softmax(scores, -1) @ v
 
 
 def heads_gradients(q: jax.Array, k: jax.Array, v: jax.Array, ct: jax.Array) -> Any:
-    return jax.grad(lambda heads: (heads_attention(*heads) * ct).sum())((q, k, v))
+    """By JAX's own function, which wants heads behind t: faster than softmax of products here."""
+
+    def weighted(heads: Any) -> jax.Array:
+        out = jax.nn.dot_product_attention(*(x.swapaxes(1, 2) for x in heads))
+        return (out.swapaxes(1, 2) * ct).sum()
+
+    return jax.grad(weighted)((q, k, v))
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

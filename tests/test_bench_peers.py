@@ -147,17 +147,43 @@ def test_steps_beside_a_child_and_losses_that_differ() -> None:
             peers.measure(peers.Trainer("mlp", weights, batches), 1, others)
 
 
+def small(case: kernels.Case) -> list[np.ndarray]:
+    """Operands of a kernel with no axis above 8."""
+    rng = np.random.default_rng(1)
+    shapes = [[min(n, 8) for n in shape] for shape in case.shapes]
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
 @pytest.mark.parametrize("case", list(kernels.cases()), ids=lambda case: case.name)
 def test_every_kernel_is_what_numpy_says(case: kernels.Case) -> None:
     """In small: what peers call a kernel is what ours computes."""
-    sizes = {n: 6 for shape in case.shapes for n in shape}
-    rng = np.random.default_rng(1)
-    shapes = [tuple(sizes[n] for n in shape) for shape in case.shapes]
-    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    arrays = small(case)
     ours = peers_children.Here(module=kernels.Ours({case.kind: case.ours}))
     got, _ = ours.kernel(case.kind, arrays)
     want, _ = peers_children.Here(module=peers_numpy).kernel(case.kind, arrays)
     kernels.compare(case.name, "numpy", got, want)
+
+
+@pytest.mark.parametrize("name", peers_known.DEFAULT[1:])
+def test_a_framework_in_its_environment(name: str) -> None:
+    """Steps and all kernels in small; PEERS_PYTHON is an interpreter that has tinygrad and jax."""
+    weights, batches = numbers()
+    try:
+        child = Child(name, os.environ.get("PEERS_PYTHON", sys.executable))
+    except PeerError as error:
+        pytest.skip(str(error))
+    try:
+        child.train("mlp", weights, batches)
+        want = peers_numpy.mlp_losses(weights, batches, 4, peers_data.MLPSize())
+        assert child.steps(4)[0] == pytest.approx(want, abs=1e-5)
+        assert child.block(1) > 0
+        for case in kernels.cases():
+            arrays = small(case)
+            want, _ = peers_children.Here(module=peers_numpy).kernel(case.kind, arrays)
+            got, _ = child.kernel(case.kind, arrays)
+            kernels.compare(case.name, name, got, want)
+    finally:
+        child.close()
 
 
 def test_a_kernel_beside_a_child_and_values_that_differ() -> None:
