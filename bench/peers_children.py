@@ -186,8 +186,11 @@ class Peers:
     def __enter__(self) -> Peers:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End children; the program too where a peer that was asked for failed."""
         self.stack.close()
+        if isinstance(error, PeerError):
+            sys.exit(f"error: {error}")
 
     def add(self, name: str, python: str) -> None:
         """Start a peer: torch in this process, others in a child."""

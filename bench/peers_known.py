@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -72,12 +74,15 @@ def dawn_library() -> str:
     """The path of the WebGPU library in dawn-python."""
     spec = importlib.util.find_spec("pydawn")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(os.uname().machine, os.uname().machine)
+    machine = platform.machine()
+    suffix = ".dylib" if sys.platform == "darwin" else ".so"
     for folder in folders:
         for path in sorted((Path(folder) / "lib").glob("libwebgpu_dawn*")):
-            if path.suffix == ".so" and machine in path.name:
+            if path.suffix == suffix and machine in path.name:
                 return str(path)
-    raise FileNotFoundError(f"needs libwebgpu_dawn for {machine} in dawn-python, got {folders}")
+    raise FileNotFoundError(
+        f"needs libwebgpu_dawn for {machine} in dawn-python, or WEBGPU_PATH, got {folders}"
+    )
 
 
 def version(peer: Peer) -> str:

@@ -243,6 +243,14 @@ def test_a_peer_that_fails_later(required: bool, capsys: pytest.CaptureFixture[s
             assert capsys.readouterr().err == "without numpy failed\n"
 
 
+def test_a_peer_that_fails_ends_the_program_with_a_line() -> None:
+    with pytest.raises(SystemExit, match="^error: numpy failed at dance"), Peers({}) as others:
+        others.add("numpy", sys.executable)
+        child = others.sides["numpy"]
+        others.each(lambda _, side: side.ask(do="dance"))
+    assert child.process.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
