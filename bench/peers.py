@@ -36,7 +36,6 @@ import peers_children
 import peers_data
 from peers_children import Here, Peers
 from peers_data import Arrays, Batches, GPTSize, MLPSize
-from peers_known import THREADS
 
 import eggpu as eg
 from eggpu import nn, optim
@@ -132,15 +131,6 @@ def training_step(opt: Any) -> Callable[..., Any]:
         return model, state, value
 
     return step
-
-
-def torch_side(task: str, weights: Arrays, batches: Batches) -> Any:
-    """The same in eager torch on two threads; None where it is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        return None
-    import peers_torch
-
-    return peers_torch.Trainer(task, weights, batches, THREADS)
 
 
 def measure(trainer: Trainer, blocks: int, others: Peers) -> dict[str, Any]:

@@ -244,9 +244,10 @@ def test_a_peer_that_fails_later(required: bool, capsys: pytest.CaptureFixture[s
 
 
 def test_a_peer_that_fails_ends_the_program_with_a_line() -> None:
-    with pytest.raises(SystemExit, match="^error: numpy failed at dance"), Peers({}) as others:
-        others.add("numpy", sys.executable)
-        child = others.sides["numpy"]
+    others = Peers({})
+    others.add("numpy", sys.executable)
+    child = others.sides["numpy"]
+    with pytest.raises(SystemExit, match=r"^error: numpy failed at dance"), others:
         others.each(lambda _, side: side.ask(do="dance"))
     assert child.process.returncode == 0
 

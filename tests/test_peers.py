@@ -87,7 +87,9 @@ def test_torch_takes_the_same_steps(task: str) -> None:
     """Losses are compared before anything is timed; the ratio is our time over torch's."""
     pytest.importorskip("torch")
     weights, batches = numbers(task)
-    other = peers.torch_side(task, weights, batches)
+    import peers_torch
+
+    other = peers_torch.Trainer(task, weights, batches, 2)
     others = Peers({"torch": Here(other)})
     row = peers.measure(peers.Trainer(task, weights, batches), 1, others)
     assert row["ratio"] == pytest.approx(row["ms"] / row["torch_ms"], rel=1e-2)
