@@ -163,3 +163,9 @@ def test_large_odd_products_are_skewed() -> None:
         (best,) = product_tiles(job, graph.outputs[0], 1)
         assert best.values["skew"] == "ab"
         assert best.images == "ab"
+
+
+def test_tiles_of_odd_products_are_as_high_as_leaves_few_rows_over() -> None:
+    graph = of(lambda a, b: a @ b, "f32[513, 513]", "f32[513, 513]")
+    best = skewed_tiles(graph)[0].values
+    assert -(-513 // int(best["TM"])) * int(best["TM"]) == 520

@@ -149,6 +149,7 @@ _MOST_ROWS = 64  # of a tile; 32 where loads are fast, for long kernels take lon
 _WORTH_TEXT = 1 << 24
 _TWO_LOADS = 1.75  # vec4s that are loaded for one of a row that begins anywhere
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
+_SKEWED_ROWS = (*_ROWS[:-1], 56, 64)  # 513 is ten tiles of 52 rather than nine of 60: 4 % less time
 
 
 def _skewed(target: Target, product: Product) -> list[str]:
@@ -167,7 +168,7 @@ def _shuffle_tiles(target: Target, product: Product) -> Iterator[Tile]:
 def _tiles_of(target: Target, product: Product, skew: str) -> Iterator[Tile]:
     p, lanes = product, target.subgroup
     fast = target.images and "none" not in (p.a_axis, p.b_axis)
-    for most in _ROWS:
+    for most in _SKEWED_ROWS if "a" in skew else _ROWS:
         if (most > 8 and most >= 2 * p.m) or most > _MOST_ROWS // (2 if fast else 1):
             break
         rows = _even_rows(target, p, most, skew)
