@@ -52,6 +52,14 @@ def test_safetensors_of_every_dtype(tmp_path):
     assert found["i64"].numpy().dtype == np.int32
 
 
+def test_doubles_beyond_float32_are_infinite_and_any_nan_is_one(tmp_path):
+    bits = np.array([1e300, -1e300, 1.0, 0.0]).view(np.uint64)
+    bits[3] = 0x7FF0_0000_0000_0001  # a signaling NaN
+    data = {"x": ("F64", bits.view(np.float64))}
+    found = open_safetensors(written(tmp_path, safetensors_bytes(data)))["x"].numpy()
+    np.testing.assert_array_equal(found, np.float32([np.inf, -np.inf, 1, np.nan]))
+
+
 def test_bfloat_and_eight_bit_floats(tmp_path):
     exact = np.array([1.0, -2.5, 3e38, 0.0], np.float32)
     brain = (exact.view(np.uint32) >> 16).astype(np.uint16)

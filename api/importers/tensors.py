@@ -55,13 +55,15 @@ class Tensor:
         return np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))
 
     def numpy(self) -> np.ndarray:
-        """The elements: f32 for floats and blocks, 32-bit integers, or bool."""
+        """The elements: f32 for floats and blocks, 32-bit integers, or bool. What float32 cannot
+        hold is infinite."""
         if self.format not in PLAIN:
             return _blocks(self).reshape(self.shape)
         held = self.raw().view(PLAIN[self.format]).reshape(self.shape)
         match self.format:
             case "F32" | "F64" | "F16":
-                return held.astype(np.float32)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    return held.astype(np.float32)
             case "BF16":
                 return (held.astype(np.uint32) << np.uint32(16)).view(np.float32)
             case kind if kind in SMALL_FLOATS:
