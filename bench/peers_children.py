@@ -1,7 +1,8 @@
 """Peers beside our side: torch in this process, every other one in a child that answers over pipes.
 
-Children wait for a line while others are timed, so blocks of all sides come in turn. Each runs in
-the interpreter that --python names for it, or in this one.
+Children wait for a line while others are timed, so blocks of all sides come in turn; all their
+threads are stopped meanwhile. Each runs in the interpreter that --python names for it, or in this
+one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -99,6 +101,12 @@ class Child:
             self.close()
             raise
         self.version: str = hello["version"]
+        self.signal("SIGSTOP")
+
+    def signal(self, name: str) -> None:
+        """Stop the child or let it go on, where the system can."""
+        if hasattr(signal, name):
+            self.process.send_signal(getattr(signal, name))
 
     def train(self, task: str, weights: Arrays, batches: Batches) -> None:
         """Send the numbers, once."""
@@ -129,11 +137,13 @@ class Child:
     def ask(self, **request: Any) -> dict[str, Any]:
         """The answer to a request."""
         assert self.process.stdin is not None
+        self.signal("SIGCONT")
         try:
             print(json.dumps(request), file=self.process.stdin, flush=True)
         except BrokenPipeError:
             raise PeerError(self.died()) from None
         answer = self.read()
+        self.signal("SIGSTOP")
         if "error" in answer:
             raise PeerError(f"{self.name} failed at {request['do']}: {answer['error']}")
         return answer
@@ -160,6 +170,7 @@ class Child:
 
     def close(self) -> None:
         """End the child."""
+        self.signal("SIGCONT")
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,18 @@ def test_a_child_takes_the_same_steps(child: Child) -> None:
     known, _ = child.steps(1)  # six steps were taken before
     want = peers_numpy.mlp_losses(weights, batches, 7, peers_data.MLPSize())
     assert known == pytest.approx(want[6:], rel=1e-12)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_child_is_stopped_while_others_are_timed(child: Child) -> None:
+    def state() -> str:
+        return Path(f"/proc/{child.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+    child.kernel("softmax", [np.zeros((2, 3), np.float32)])
+    end = time.monotonic() + 5
+    while state() != "T" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert state() == "T"
 
 
 def test_a_child_says_what_failed_and_goes_on(child: Child) -> None:
