@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import peers_children
 from peers_children import Here, Peers
+from peers_known import PRODUCTS, chain
 
 import eggpu as eg
 from eggpu import nn
@@ -67,30 +68,15 @@ def main() -> None:
 def cases() -> Iterator[Case]:
     """Products in sizes and layouts, attention, rows, and a chain of elementwise ops."""
     for n in (512, 1024, 2048, 511, 513, 1023, 1025):
-        yield Case(f"matmul {n}", _matmul, "matmul", ((n, n), (n, n)), 0.30)
-    for name, f in (("tn", _matmul_tn), ("nt", _matmul_nt), ("tt", _matmul_tt)):
-        yield Case(f"matmul 1024 {name}", f, f"matmul {name}", ((1024, 1024),) * 2, 0.30)
+        yield Case(f"matmul {n}", PRODUCTS["matmul"], "matmul", ((n, n), (n, n)), 0.30)
+    for layout in ("tn", "nt", "tt"):
+        kind = f"matmul {layout}"
+        yield Case(f"matmul 1024 {layout}", PRODUCTS[kind], kind, ((1024, 1024),) * 2, 0.30)
     yield Case("attention forward", _attention, "attention forward", (HEADS,) * 3, 0.5)
     yield Case("attention backward", _gradient, "attention backward", (HEADS,) * 4, 0.35)
     yield Case("softmax", _softmax, "softmax", (ROWS,), 0.2)
     yield Case("layer norm", _norm, "layer norm", (ROWS, ROWS[1:], ROWS[1:]), 0.2)
-    yield Case("elementwise chain", _chain, "elementwise chain", ((2048, 2048),) * 2, 0.5)
-
-
-def _matmul(a: Any, b: Any) -> Any:
-    return a @ b
-
-
-def _matmul_tn(a: Any, b: Any) -> Any:
-    return a.T @ b
-
-
-def _matmul_nt(a: Any, b: Any) -> Any:
-    return a @ b.T
-
-
-def _matmul_tt(a: Any, b: Any) -> Any:
-    return a.T @ b.T
+    yield Case("elementwise chain", chain(eg.tanh), "elementwise chain", ((2048, 2048),) * 2, 0.5)
 
 
 def _attention(q: Any, k: Any, v: Any) -> Any:
@@ -110,11 +96,6 @@ def _norm(x: Any, weight: Any, bias: Any) -> Any:
     centered = x - x.mean(-1, keepdims=True)
     variance = (centered * centered).mean(-1, keepdims=True)
     return centered * eg.rsqrt(variance + 1e-5) * weight + bias
-
-
-def _chain(x: Any, y: Any) -> Any:
-    """Eight elementwise ops."""
-    return eg.tanh((x * y + x) * 0.5 - y) * (x + 1.0) + y
 
 
 class Ours:

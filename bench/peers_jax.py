@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from peers_data import Arrays, Batches, GPTSize, MLPSize
+from peers_known import PRODUCTS, chain
 
 Weights = dict[str, jax.Array]
 
@@ -129,15 +130,12 @@ def heads_gradients(q: jax.Array, k: jax.Array, v: jax.Array, ct: jax.Array) -> 
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "matmul": lambda a, b: a @ b,
-    "matmul tn": lambda a, b: a.T @ b,
-    "matmul nt": lambda a, b: a @ b.T,
-    "matmul tt": lambda a, b: a.T @ b.T,
+    **PRODUCTS,
     "attention forward": heads_attention,
     "attention backward": heads_gradients,
     "softmax": lambda x: jax.nn.softmax(x, -1),
     "layer norm": layer_norm,
-    "elementwise chain": lambda x, y: jnp.tanh((x * y + x) * 0.5 - y) * (x + 1.0) + y,
+    "elementwise chain": chain(jnp.tanh),
 }
 
 

@@ -52,7 +52,19 @@ PEERS = {
     ),
     "numpy": Peer("peers_numpy", ("numpy",), "pip install numpy"),
 }
+# Kernels that are spelled alike in all frameworks, ours too.
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "matmul": lambda a, b: a @ b,
+    "matmul tn": lambda a, b: a.T @ b,
+    "matmul nt": lambda a, b: a @ b.T,
+    "matmul tt": lambda a, b: a.T @ b.T,
+}
 DEFAULT = ("torch", "tinygrad-webgpu", "tinygrad-cpu", "jax")
+
+
+def chain(tanh: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Eight elementwise ops, by a framework's `tanh`."""
+    return lambda x, y: tanh((x * y + x) * 0.5 - y) * (x + 1.0) + y
 
 
 def missing(peer: Peer) -> str:

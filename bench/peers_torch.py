@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from peers_data import Arrays, Batches, GPTSize, MLPSize
-from peers_known import THREADS
+from peers_known import PRODUCTS, THREADS, chain
 from torch import Tensor
 
 
@@ -88,15 +88,12 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, ct: Tensor) -> tuple[Tensor, ...]
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "matmul": lambda a, b: a @ b,
-    "matmul tn": lambda a, b: a.T @ b,
-    "matmul nt": lambda a, b: a @ b.T,
-    "matmul tt": lambda a, b: a.T @ b.T,
+    **PRODUCTS,
     "attention forward": F.scaled_dot_product_attention,
     "attention backward": gradients,
     "softmax": lambda x: torch.softmax(x, -1),
     "layer norm": lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias),
-    "elementwise chain": lambda x, y: torch.tanh((x * y + x) * 0.5 - y) * (x + 1.0) + y,
+    "elementwise chain": chain(torch.tanh),
 }
 
 
