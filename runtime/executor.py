@@ -93,7 +93,8 @@ class Executable:
         self._arguments = Arguments(plan, device, self._written)
         self.cycle = 0 if self._kept else cycle(plan, self._written)  # see `again`
         self._external = sorted({self._owner(b) for b in bound if self._is_external(b)})
-        self._made = [b for b in sorted(bound | set(plan.outputs)) if self._place(b) == "output"]
+        made = [b for b in sorted(bound | set(plan.outputs)) if self._place(b) == "output"]
+        self._made = [(b, plan.buffers[b].nbytes) for b in made]
         kept = ("arena", "constant")
         self._copied = [b for b in dict.fromkeys(plan.outputs) if self._place(b) in kept]
         results = dict.fromkeys(plan.outputs)  # two of them may be one value
@@ -102,9 +103,7 @@ class Executable:
             for b in results if (place := plan.buffers[b].place)[0] == "pack"
         ]  # fmt: skip
         self._unpacked = [b for b in results if self._place(b) != "pack"]
-        made = {self._place(b) for b in results} <= {"output"}
-        self._all_made = made and not plan.donated
-        self._made_bytes = [(b, plan.buffers[b].nbytes) for b in self._made]
+        self._all_made = not plan.donated and all(self._place(b) == "output" for b in results)
         self._recordings: OrderedDict[_Memory, _Recording] = OrderedDict()
         self._groups: OrderedDict[tuple[Accesses, tuple[_Range, ...]], Any] = OrderedDict()
         self._max_groups = max(1024, 8 * len(self._rounds))
@@ -238,7 +237,7 @@ class Executable:
     def _with_made(self, places: Places) -> Places:
         """The same with memory for the results that are not written over arguments."""
         alloc = self.device.alloc
-        for b, nbytes in self._made_bytes:
+        for b, nbytes in self._made:
             made = places.made[b] = alloc(nbytes)
             places.spots[b] = made.storage, 0
         for b in self._copied:
