@@ -14,12 +14,12 @@ from eggpu.compiler.schedule.tile_attention import attention_candidates
 from eggpu.compiler.schedule.tile_attention_rows import gradient_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_templates_heavy import (  # noqa: F401
+from template_runs import gpu_device  # noqa: F401
+from test_templates_attention import (
     MASKS,
     Heads,
     check_attention,
     check_rows_below_a_huge_bias,
-    device,
 )
 
 SUBGROUPS = replace(FLOOR, subgroup=8, features=("subgroup",), max_workgroup_bytes=48 << 10)
@@ -33,7 +33,7 @@ def tiles(heads, step, target=SMALL):
 
 @pytest.mark.parametrize("kwargs", MASKS, ids=lambda kwargs: "-".join(kwargs) or "plain")
 @pytest.mark.parametrize("step", STEPS)
-def test_masks(device: wgpu.GPUDevice, step, kwargs) -> None:  # noqa: F811
+def test_masks(device: wgpu.GPUDevice, step, kwargs) -> None:
     heads = Heads(2, 29, 37, 10, 36, **kwargs)
     found = tiles(heads, step)
     for tile in (found[0], found[-1]):
@@ -42,21 +42,21 @@ def test_masks(device: wgpu.GPUDevice, step, kwargs) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("empty", ["nan", "mean"])
 @pytest.mark.parametrize("step", STEPS)
-def test_rows_without_keys(device: wgpu.GPUDevice, step, empty) -> None:  # noqa: F811
+def test_rows_without_keys(device: wgpu.GPUDevice, step, empty) -> None:
     kwargs = {"mask": True, "causal": True, "window": 5, "softcap": 2.0}
     heads = Heads(1, 21, 40, 8, 12, empty=empty, **kwargs)
     check_attention(device, heads, step, tiles(heads, step)[0])
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_rows_below_a_huge_bias(device: wgpu.GPUDevice, step) -> None:  # noqa: F811
+def test_rows_below_a_huge_bias(device: wgpu.GPUDevice, step) -> None:
     heads = Heads(2, 29, 37, 16, 36, bias=True, causal=True, offset=4)
     check_rows_below_a_huge_bias(device, heads, step, tiles(heads, step)[0])
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (64, 64), (24, 20), (128, 128), (7, 13)])
 @pytest.mark.parametrize("step", STEPS)
-def test_sizes_of_heads(device: wgpu.GPUDevice, step, sizes) -> None:  # noqa: F811
+def test_sizes_of_heads(device: wgpu.GPUDevice, step, sizes) -> None:
     heads = Heads(1, 40, 33, *sizes, causal=True)
     found = tiles(heads, step)
     assert found
