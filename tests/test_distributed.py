@@ -361,6 +361,45 @@ def test_processes_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         processes.launch(0, [str(script)])
 
 
+def test_processes_write_whole_lines(tmp_path: Path) -> None:
+    """Also where each writes a line in two pieces, and the last one without its end."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "for file in (sys.stdout, sys.stderr):\n"
+        "    for k in range(20):\n"
+        "        file.write(f'{os.environ[\"RANK\"]}: {k} '); file.flush(); time.sleep(0.003)\n"
+        "        file.write('of 20\\n'); file.flush()\n"
+        "sys.stdout.write('' if int(os.environ['RANK']) else 'end')\n"
+    )
+    done = _started("gloo", [str(script)])
+    whole = [f"{rank}: {k} of 20" for rank in (0, 1) for k in range(20)]
+    assert sorted(done.stderr.splitlines()) == sorted(whole), done.stderr
+    assert sorted(done.stdout.replace("end", "").splitlines()) == sorted(whole), done.stdout
+    assert done.stdout.count("end") == 1
+    assert done.returncode == 0
+
+
+def test_processes_end_when_nobody_reads(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from eggpu import script\n"
+        "def main(steps: int = 1) -> None:\n"
+        "    while True:\n"
+        "        print('line', flush=True)\n"
+        "script.run(main)\n"
+    )
+    code = (
+        "from eggpu.distributed import launch\n"
+        f"raise SystemExit(launch(2, {[str(script)]!r}, 'gloo'))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.wait(60) == 141
+
+
 SMALL = [
     "train", "gpt", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16",
     "--steps", "6", "--log-every", "1", "--length", "3",
@@ -429,11 +468,10 @@ def test_a_script_in_processes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\nimport numpy as np\nfrom eggpu import distributed\n"
+        "import numpy as np\nfrom eggpu import distributed\n"
         "group = distributed.init()\n"
         "mean = group.all_reduce({'w': np.full(3, group.rank, np.float32)})\n"
-        "line = f\"{group.rank} {group.size} {mean['w'].numpy().tolist()}\\n\"\n"
-        "sys.stdout.write(line)  # at once: two processes share the pipe\ngroup.close()\n"
+        "print(group.rank, group.size, mean['w'].numpy().tolist())\ngroup.close()\n"
     )
     command = [sys.executable, "-m", "eggpu.distributed", "2", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)

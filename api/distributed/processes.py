@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import eggpu as eg
 from eggpu.distributed.groups import GLOO_HINT, MPI_HINT, RENDEZVOUS, DistributedError, Group
@@ -32,8 +33,8 @@ def launch(processes: int, argv: Sequence[str], engine: str | None = None) -> in
     """Run `python *argv` in so many processes of this machine; the first bad exit status, or 0.
 
     Each finds the others by `init`. The engine is gloo where torch is installed, else MPI where
-    mpi4py and mpirun are. When a process fails the others are ended. Raises DistributedError, which
-    says what to install, when there is no engine.
+    mpi4py and mpirun are. When a process fails the others are ended. What they write comes out in
+    whole lines. Raises DistributedError, which says what to install, when there is no engine.
     """
     if processes < 1:
         raise DistributedError(f"launch needs at least 1 process, got {processes}")
@@ -85,10 +86,46 @@ def _with_gloo(processes: int, argv: Sequence[str]) -> int:
         if sys.platform == "linux":  # a machine's own name may lead nowhere
             shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
         started: list[subprocess.Popen[Any]] = []
+        readers: list[threading.Thread] = []
         for rank in range(processes):
             own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            started.append(subprocess.Popen([sys.executable, *argv], env=own))
-        return _wait(started)
+            process, threads = _started([sys.executable, *argv], own)
+            started.append(process)
+            readers += threads
+        failed = _wait(started)
+        for reader in readers:  # one that does not end reads from a process of the process
+            reader.join(_PATIENCE)
+        return failed
+
+
+def _started(
+    command: Sequence[str], environ: dict[str, str]
+) -> tuple[subprocess.Popen[Any], list[threading.Thread]]:
+    """A process, and threads that hand on what it writes; a terminal it has for itself."""
+    out, err = (None if os.isatty(file) else subprocess.PIPE for file in (1, 2))
+    process = subprocess.Popen(command, env=environ, stdout=out, stderr=err)
+    readers = []
+    for pipe, file in ((process.stdout, 1), (process.stderr, 2)):
+        if pipe is not None:
+            readers.append(threading.Thread(target=_hand_on, args=(pipe, file), daemon=True))
+            readers[-1].start()
+    return process, readers
+
+
+_WRITING = threading.Lock()
+
+
+def _hand_on(pipe: IO[bytes], file: int) -> None:
+    """Write each line of a process in one piece: Python and C++ may write it in several."""
+    with pipe:  # once nobody reads what is written the process learns it by its own pipe
+        for line in pipe:
+            rest = memoryview(line)
+            try:
+                with _WRITING:
+                    while rest:
+                        rest = rest[os.write(file, rest) :]
+            except OSError:
+                return
 
 
 def _wait(started: Sequence[subprocess.Popen[Any]]) -> int:
