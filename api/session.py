@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from eggpu.tuning import Tuning
 
 _current: list[Device] = []
+_inside: ContextVar[Device | None] = ContextVar("eggpu_device", default=None)  # a block of `using`
 
 
 def device(name: str | int | None = None, backend: str | None = None) -> Device:
@@ -51,29 +53,33 @@ def device(name: str | int | None = None, backend: str | None = None) -> Device:
     EGGPU_DEVICE is used when nothing was chosen. Raises DeviceError, which says what to install,
     when there is none.
     """
+    if name is None and backend is None and (inside := _inside.get()) is not None:
+        return inside
     if name is not None or backend is not None or not _current:
         chosen = name if name is not None else os.environ.get("EGGPU_DEVICE")
         opened = open_device(None if chosen is None else str(chosen), backend)
         opened.target = measured(opened.target)
+        if _inside.get() is not None:
+            _inside.set(opened)
+            return opened
         _current[:] = [opened]
     return _current[0]
 
 
 @contextmanager
 def using(other: Device) -> Iterator[Device]:
-    """Inside the block compiled functions run on a device that is open already."""
-    before = _current[:]
-    _current[:] = [other]
+    """Inside the block this thread's compiled functions run on a device that is open already."""
+    before = _inside.set(other)
     try:
         yield other
     finally:
-        _current[:] = before
+        _inside.reset(before)
 
 
 def synchronize() -> None:
     """Wait until the device has done all that was asked of it."""
-    if _current:
-        synchronize_device(_current[0])
+    if (opened := _inside.get() or next(iter(_current), None)) is not None:
+        synchronize_device(opened)
 
 
 def put(value: Any) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 
 from .errors import EggpuError, user_line
 from .ir import Graph, Kind, Node, topological
+from .threads import Stack
 
 
 class OutOfRange(EggpuError, IndexError, ValueError):
@@ -54,17 +55,17 @@ class Expectation:
             )
 
 
-_recorded: list[list[Expectation]] = []
+_recorded: Stack[list[Expectation]] = Stack()
 
 
 @contextmanager
 def expecting(found: list[Expectation]) -> Iterator[None]:
     """Within it, what is expected of values that are not known yet is appended to the list."""
-    _recorded.append(found)
+    _recorded.values.append(found)
     try:
         yield
     finally:
-        _recorded.pop()
+        _recorded.values.pop()
 
 
 def expect(node: Node, end: int, what: str, other: int | None = None) -> None:
@@ -77,8 +78,8 @@ def expect(node: Node, end: int, what: str, other: int | None = None) -> None:
         source = source.operands[0]
     expected = Expectation(what, source, tuple(reversed(path)), end, other, user_line())
     if source.kind is Kind.INPUT:
-        if _recorded:
-            _recorded[-1].append(expected)
+        if recorded := _recorded.values:
+            recorded[-1].append(expected)
     elif not any(n.kind is Kind.INPUT for n in topological([source])):
         from .reference import evaluate
 

@@ -8,6 +8,7 @@ graph out.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,7 @@ import numpy as np
 
 from .errors import IRError, user_frame
 from .index import Index
+from .threads import Stack
 from .types import TupleType, Type
 
 if TYPE_CHECKING:
@@ -186,8 +188,9 @@ def _binary(name: str, a: Node | float, b: Node | float) -> Node:
 
 
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
-_recorders: list[dict[Node, str]] = []
-_here: list[str] = []
+_interning = threading.Lock()
+_recorders: Stack[dict[Node, str]] = Stack()
+_here: Stack[str] = Stack()
 
 
 def make(op: Op, *operands: Node) -> Node:
@@ -199,11 +202,17 @@ def make(op: Op, *operands: Node) -> Node:
         node.op = op
         node.operands = operands
         node.type = op.infer(*(n.type for n in operands))  # type: ignore[assignment]
-        _interned[key] = node
-    if _recorders:
-        record = _recorders[-1]
+        with _interning:  # another thread may have made it meanwhile
+            known = _interned.get(key)
+            if known is None:
+                _interned[key] = node
+            else:
+                node = known
+    if recorders := _recorders.values:
+        record = recorders[-1]
         if node not in record:
-            record[node] = _here[-1] if _here else user_line()
+            here = _here.values
+            record[node] = here[-1] if here else user_line()
     return node
 
 
@@ -220,16 +229,17 @@ class recording:
         self.sources = sources
 
     def __enter__(self) -> dict[Node, str]:
-        _recorders.append(self.sources)
+        _recorders.values.append(self.sources)
         return self.sources
 
     def __exit__(self, *_: object) -> None:
-        _recorders.pop()
+        _recorders.values.pop()
 
 
 def known_lines() -> Mapping[Node, str]:
     """The user's lines of the nodes that the recording under way has seen."""
-    return _recorders[-1] if _recorders else {}
+    recorders = _recorders.values
+    return recorders[-1] if recorders else {}
 
 
 class at_line:
@@ -240,10 +250,10 @@ class at_line:
         self.line = line
 
     def __enter__(self) -> None:
-        _here.append(self.line)
+        _here.values.append(self.line)
 
     def __exit__(self, *_: object) -> None:
-        _here.pop()
+        _here.values.pop()
 
 
 @dataclass(frozen=True)
@@ -313,9 +323,10 @@ def substitute(roots: Sequence[Node], replacements: Mapping[Node, Node]) -> list
     for."""
     new: dict[Node, Node] = dict(replacements)
     sources = known_lines()
+    around = _here.values[-1] if _here.values else ""
     for node in topological(roots):
         if node not in new:
-            with at_line(sources.get(node) or (_here[-1] if _here else "")):
+            with at_line(sources.get(node) or around):
                 new[node] = rebuild(node, [new[o] for o in node.operands])
     return [new[r] for r in roots]
 

@@ -148,7 +148,7 @@ def _container(kind: Any, keys: tuple[Any, ...], children: tuple[Structure, ...]
     if (known := _containers.get(key)) is None:
         if len(_containers) >= _MOST_CONTAINERS:
             _containers.clear()
-        known = _containers[key] = Structure(kind, keys, children)
+        known = _containers.setdefault(key, Structure(kind, keys, children))
     return known
 
 

@@ -21,6 +21,7 @@ from .expect import Expectation, expecting, of_arguments
 from .ir import Graph, Kind, Node, at_line, make, recording, topological
 from .loops import tidy
 from .ops import constant, input_node
+from .threads import Stack
 from .types import DTYPES, DType, Type, dtype
 
 
@@ -314,23 +315,23 @@ def trace_call(
     return Traced(graph, primal, structure, results, of_arguments(found, inputs))
 
 
-_noted: list[list[Node]] = []
+_noted: Stack[list[Node]] = Stack()
 
 
 @contextmanager
 def noting(differentiated: list[Node]) -> Iterator[None]:
     """Within it, values that gradients are taken of are appended to the list."""
-    _noted.append(differentiated)
+    _noted.values.append(differentiated)
     try:
         yield
     finally:
-        _noted.pop()
+        _noted.values.pop()
 
 
 def note(nodes: Sequence[Node]) -> None:
     """Tell the trace under way that these values are differentiated."""
-    if _noted:
-        _noted[-1].extend(nodes)
+    if noted := _noted.values:
+        noted[-1].extend(nodes)
 
 
 def primal_graph(graph: Graph, primals: Sequence[Node]) -> Graph:

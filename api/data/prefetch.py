@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, Protocol
 
 from eggpu.data.batches import Batch
@@ -38,8 +39,10 @@ class Prefetch:
         self.position = start
         self._made: queue.Queue[Any] = queue.Queue(depth)
         self._closing = threading.Event()
-        work = source, start, stop, self._made, self._closing  # not self: it may be dropped
-        self._thread = threading.Thread(target=_make, args=work, name="eggpu-prefetch", daemon=True)
+        work = _make, source, start, stop, self._made, self._closing  # not self: it may be dropped
+        self._thread = threading.Thread(
+            target=copy_context().run, args=work, name="eggpu-prefetch", daemon=True
+        )
         weakref.finalize(self, self._closing.set)
         self._thread.start()
 

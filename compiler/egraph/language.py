@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -73,18 +73,18 @@ SORT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An op class or table entry. `entry` makes the op of attribute values; `least` is its least
-    number of operands.
+    """An op class or table entry, known by its name. `entry` makes the op of attribute values;
+    `least` is its least number of operands.
     """
 
     name: str
-    kind: Kind
-    least: int
-    variadic: bool
-    fields: tuple[tuple[str, Sort], ...]
-    entry: Callable[..., Op]
-    cls: type[Op]
-    template: Elementwise | None = None  # of an elementwise entry
+    kind: Kind = field(compare=False)
+    least: int = field(compare=False)
+    variadic: bool = field(compare=False)
+    fields: tuple[tuple[str, Sort], ...] = field(compare=False)
+    entry: Callable[..., Op] = field(compare=False)
+    cls: type[Op] = field(compare=False)
+    template: Elementwise | None = field(default=None, compare=False)  # of an elementwise entry
 
     def form(self, arity: int) -> Form:
         if arity < self.least or (arity > self.least and not self.variadic):
