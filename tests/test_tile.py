@@ -175,8 +175,8 @@ def test_of_tilings_that_take_as_long_the_smaller_code_is_taken() -> None:
     for extras, shape in ((0, (6, 100, 100, 40, 40)), (1, (16, 256, 256, 32, 32))):
         best = forward(*shape, causal=True, extras=extras)[0]
         assert best.values["QR"] == 1
-    found = forward(16, 256, 256, 64, 64, extras=1)
-    two, one = (next(t for t in found if t.values["QR"] == n) for n in (2, 1))
+    found = forward(32, 64, 64, 32, 32, causal=True)
+    two, one = (next(t for t in found if t.values.get("QR") == n) for n in (2, 1))
     assert two.efficiency > one.efficiency
     assert found[0] is one
 
@@ -192,7 +192,7 @@ def test_code_that_is_compiled_for_long_is_no_candidate() -> None:
     assert rows("kv", 128) == {1, 2, 3, 4}  # its code has loops
     assert rows("kv", 256) == {1, 2}
     assert rows("kv", 1024) == set()
-    assert rows("forward", 256) == {1}
+    assert rows("forward", 256) == {1, 2}  # so has this
     assert rows("forward", 512) == set()
     assert {t.template for t in forward(2, 64, 64, 512, 512)} == {PRODUCTS}  # its code has loops
 

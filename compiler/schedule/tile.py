@@ -107,7 +107,7 @@ def candidates(
         )
     product = Product(batch, m, n, k, a_vec_axis, b_vec_axis, False, words, skews)
     tiles: list[Tile] = []
-    if target.kind == "cpu" and target.subgroup:
+    if target.kind == "cpu" and target.subgroup > 1:
         tiles.extend(_shuffle_tiles(target, product))
         tiles.extend(_shuffle_tiles(target, product.swapped()))
         tiles.extend(row_tiles(target, product))

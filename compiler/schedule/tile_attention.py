@@ -53,7 +53,7 @@ def attention_candidates(
         )
     if step == "bias":
         tiles = list(_bias_tiles(target, bh, kept, tq, tk, d, dv))
-    elif target.kind == "cpu" and target.subgroup:
+    elif target.kind == "cpu" and target.subgroup > 1:
         return cpu_tiles(target, step, Heads(bh, tq, tk, d, dv), scores)[:count]
     else:
         tiles = list(_shared_tiles(target, step, bh, tq, tk, d, dv))

@@ -113,11 +113,10 @@ _WORKERS = 4  # groups that should be there for an even share of the threads
 _WORTH_A_COPY = 1200  # loads by a whole subgroup, from where on images save something
 _COPY = 0.17  # a byte that one thread copies to an image, while the others wait
 # a lane a row, forward: a group, a quad of its row loaded and stored; of each score its weight, the
-# load of a mask or bias, a cap; four elements of columns that lie in buffers, not in images, which
-# the arithmetic of a second row hides; an element of a column handed round and multiplied, by the
-# rows of a lane
-_GROUP, _QUAD, _EXP, _EXTRA, _CAP, _FROM_BUFFER = 800.0, 50.0, 3.7, 30.0, 6.0, 12.0
-_MULTIPLY = {1: 0.465, 2: 0.47, 3: 0.45, 4: 0.435}
+# load of a mask or bias, a cap; four elements of columns that lie in buffers, not in images; an
+# element of a column handed round, and multiplied by a row
+_GROUP, _QUAD, _EXP, _EXTRA, _CAP, _FROM_BUFFER = 360.0, 49.0, 6.8, 30.0, 6.0, 53.0
+_HANDED, _MULTIPLY = 0.14, 0.334
 # gradients: a group, quads of rows loaded from images and stored; an element of a column handed
 # round, and multiplied by a row; a weight; a vector that a turn reads beyond those that are near
 _GRADIENT_GROUP, _GRADIENT_LOAD, _GRADIENT_STORE = 290.0, 51.0, 27.0
@@ -140,6 +139,7 @@ _SECOND_OF_CODE = 1_400_000
 _FIRST_SECONDS = 0.2
 _WORTH_A_SECOND = 0.05  # of a kernel's time, that a second of compilation should save
 _NOISE = 1.04  # times that are told apart by nothing
+_FORWARD_TEXT = 4.3  # a pair of elements
 _GRADIENT_TEXT, _GRADIENT_HELD = 1200, 2.4  # an element multiplied, a pair of elements held
 _LANE_ROWS = (1, 2, 3, 4)
 _MOST_ROWS = 32  # of a tile of products: 64 are 5 % faster and take four times as long to compile
@@ -218,7 +218,8 @@ def even(groups: int) -> int:
 
 def _forward_lanes(target: Target, heads: Heads, scores: Scores) -> Iterator[_Way]:
     lanes, bh, tq, tk = target.subgroup, heads.bh, heads.tq, heads.tk
-    if target.loop_limit and ceil(tk / lanes) >= target.loop_limit:
+    # a turn has four keys
+    if target.loop_limit and ceil(tk / lanes) * (lanes // 4 + 3) >= target.loop_limit:
         return
     size, quads = heads.d + heads.dv, ceil(heads.d / 4) + ceil(heads.dv / 4)
     for rows in _LANE_ROWS:
@@ -226,14 +227,14 @@ def _forward_lanes(target: Target, heads: Heads, scores: Scores) -> Iterator[_Wa
             return
         tiles = ceil(tq / (lanes * rows))
         blocks = visited("forward", scores, rows * lanes, lanes, tq, tk) / tiles
-        each = rows * (size * _MULTIPLY[rows] + _EXP + _more(scores))
+        each = size * _HANDED + rows * (size * _MULTIPLY + _EXP + _more(scores))
         once = _GROUP + rows * quads * _QUAD
+        images = target.images and copied(lanes, tiles, bh, tk, size)
+        if not images:
+            once += blocks * quads * _FROM_BUFFER
         spent = even(bh * tiles) * (blocks * lanes * each + once) * lanes / 8
-        if target.images and copied(lanes, tiles, bh, tk, size):
-            spent += _COPY * 4 * bh * tk * size
-        elif rows == 1:
-            spent += even(bh * tiles) * blocks * quads * _FROM_BUFFER * lanes / 8
-        code = lanes * size * (1 + rows) * rows * size
+        spent += images * _COPY * 4 * bh * tk * size
+        code = int(_FORWARD_TEXT * rows * (rows + 3) * size**2)
         params = (("L", lanes), ("QR", rows))
         yield _Way("attention_cpu.wgsl.j2", params, bh * tiles, spent, code)
 
