@@ -35,7 +35,9 @@ BATCHES = (
     _rule("flatten-batch-1",       "(Dot a b)",               f"(Reshape (Dot {_A} {_B}) r)",
           *_SHAPES, "(= 1 (vec-get s 0))"),
     _rule("flatten-shared-matrix", "(Dot a (Broadcast b v))", f"(Reshape (Dot {_A} {_B}) r)",
-          *_SHAPES, "(= 1 (vec-get u 0))", "(!= 1 (vec-get s 0))"),
+          *_SHAPES, "(= 1 (vec-get u 0))", "(!= 1 (vec-get s 0))",
+          "(= k (vec-get u 1))", "(= k (vec-get v 1))",
+          "(= n (vec-get u 2))", "(= n (vec-get v 2))"),
 )  # fmt: skip
 
 # (a b) c = a (b c): another number of multiplications, and other sums with roundings of their own.
