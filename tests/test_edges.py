@@ -380,3 +380,17 @@ def test_products_do_not_write_over_what_others_still_read(run):
     np.testing.assert_allclose(
         run(lambda x, w: x @ w @ w @ w @ w, x, w), want, rtol=1e-4, atol=1e-4
     )
+
+
+def test_numbers_times_numbers_are_no_scores():
+    """The report looks for the array below a scale: in the gradient there is none."""
+
+    def loss(x, w):
+        return ((x @ w) * 0.5).sum()
+
+    x, w = np.ones((2, 5, 4), np.float32), np.ones((2, 4, 3), np.float32)
+    compiled = eg.compile(eg.grad(loss, argnums=(0, 1)), cache=False)
+    dx, dw = compiled(x, w)
+    np.testing.assert_allclose(dx, np.full(x.shape, 1.5), rtol=1e-6)
+    np.testing.assert_allclose(dw, np.full(w.shape, 2.5), rtol=1e-6)
+    assert compiled.report.near_misses == ()

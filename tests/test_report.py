@@ -62,6 +62,10 @@ def clipped(q, k, v):
     return softmax(eg.maximum(q @ T(k), 0.0), -1) @ v
 
 
+def of_numbers(q, k, v):
+    return softmax(eg.where(q @ T(k) > 0, 0.0, -np.inf), -1) @ v
+
+
 def unshifted(q, k, v):
     e = eg.exp(q @ T(k))
     return (e / e.sum(-1, keepdims=True)) @ v
@@ -75,6 +79,7 @@ MISSES = {
     low_bias: "a bias is added, which may be as far below the others as the masked scores (-1e+09)",
     scale_by_head: "the scale is an array that differs between scores (mul), not one number",
     clipped: "maximum stands between the product and softmax",
+    of_numbers: "the mask chooses between two numbers, not between scores and a number",
     unshifted: "softmax without its maximum subtracted overflows where attention does not",
 }
 

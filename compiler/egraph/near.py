@@ -266,9 +266,11 @@ def _masked(p: _Program, node: Node) -> str:
     fill = next((f for b in branches if (f := _number(b)) is not None), None)
     if fill is None:
         return "the mask chooses between two arrays, not between scores and a number"
+    below = next((b for b in branches if _number(b) is None), None)
+    if below is None:
+        return "the mask chooses between two numbers, not between scores and a number"
     if fill > HIDDEN:
         return f"masked scores are {fill:g}, which still counts: attention's are -inf"
-    below = next(b for b in branches if _number(b) is None)
     seen = _seen_through(below)
     if _label(seen.op) == "add" and fill > -math.inf:
         return (
@@ -379,7 +381,7 @@ def _label(op: Op) -> str:
 
 
 def _under_views(node: Node) -> Node:
-    while node.kind is Kind.MOVE:
+    while node.kind is Kind.MOVE and len(node.operands) == 1:
         node = node.operands[0]
     return node
 
@@ -389,12 +391,12 @@ def _seen_through(node: Node) -> Node:
     while True:
         if isinstance(node.op, Reshape):
             node = node.operands[0]
-        elif _label(node.op) in ("mul", "div") and any(
-            _number(o) is not None for o in node.operands
-        ):
-            node = next(o for o in node.operands if _number(o) is None)
-        else:
+            continue
+        scaled = _label(node.op) in ("mul", "div")
+        arrays = [o for o in node.operands if _number(o) is None] if scaled else []
+        if len(arrays) != 1:  # also of two numbers
             return node
+        node = arrays[0]
 
 
 def _number(node: Node) -> float | None:
