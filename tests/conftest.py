@@ -1,4 +1,4 @@
-"""What every test may use: the `golden` fixture, `--update-golden`, and the check for a device."""
+"""What every test may use: fixtures, `--update-golden`, and the check for a device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -93,3 +94,13 @@ def golden(request: pytest.FixtureRequest) -> Golden:
             pytest.fail("\n".join(lines) + "\nIf this is meant: pytest --update-golden")
 
     return compare
+
+
+@pytest.fixture(scope="module")
+def second() -> Any:
+    """Another device of the adapter in use."""
+    from eggpu.runtime import Device
+    from eggpu.runtime.adapter import choose, features
+
+    adapter, raw = choose(None, None)
+    return Device(adapter, raw.request_device_sync(required_features=features(adapter, raw)))

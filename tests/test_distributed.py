@@ -22,7 +22,6 @@ from eggpu import cli, data, distributed, nn, optim
 from eggpu.distributed import DataParallel, DistributedError, Group, groups, processes, share
 from eggpu.distributed import __main__ as command
 from eggpu.runtime import Device
-from eggpu.runtime.adapter import choose, features
 from eggpu.train import Callback, CSVLog, EarlyStopping, Result, Trainer, TrainingError
 
 RNG = np.random.default_rng(0)
@@ -254,13 +253,6 @@ def test_mixed_precision_in_processes(tmp_path: Path) -> None:
     assert any("f16" in text for text in made.step.gradient.wgsl.values())
     assert not any("f16" in text for text in made.step.update.wgsl.values())
     assert float(made.state.scale) >= 256
-
-
-@pytest.fixture(scope="module")
-def second() -> Device:
-    """Another device of the adapter in use."""
-    adapter, raw = choose(None, None)
-    return Device(adapter, raw.request_device_sync(required_features=features(adapter, raw)))
 
 
 def test_two_devices_train_as_one_with_the_whole_batch(tmp_path: Path, second: Device) -> None:

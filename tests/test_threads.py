@@ -18,7 +18,6 @@ from eggpu.compiler.ops.elementwise import ELEMENTWISE
 from eggpu.compiler.types import DTYPES, Type
 from eggpu.data import Prefetch
 from eggpu.runtime import Device
-from eggpu.runtime.adapter import choose, features
 
 AT_ONCE = """
 import sys, threading
@@ -110,17 +109,11 @@ def test_lines_of_nodes_are_noted_by_the_thread_that_traces() -> None:
     assert [node.op.name for node in there] == ["input", "sin"]
 
 
-@pytest.fixture(scope="module")
-def other() -> Device:
-    adapter, raw = choose(None, None)
-    return Device(adapter, raw.request_device_sync(required_features=features(adapter, raw)))
-
-
-def test_a_block_with_another_device_is_its_threads_own(other: Device) -> None:
+def test_a_block_with_another_device_is_its_threads_own(second: Device) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def work() -> None:
-        with eg.using(other):
+        with eg.using(second):
             inside.set()
             assert leave.wait(60)
 
@@ -130,31 +123,31 @@ def test_a_block_with_another_device_is_its_threads_own(other: Device) -> None:
     assert inside.wait(60)
     try:
         assert eg.device() is usual
-        with eg.using(other):
-            assert eg.device() is other
+        with eg.using(second):
+            assert eg.device() is second
             leave.set()
             thread.join()
-            assert eg.device() is other
+            assert eg.device() is second
         assert eg.device() is usual
     finally:
         leave.set()
 
 
-def test_batches_are_made_on_the_device_of_the_block(other: Device) -> None:
+def test_batches_are_made_on_the_device_of_the_block(second: Device) -> None:
     class Devices:
         def __getitem__(self, i: int) -> tuple[Device]:
             return (eg.device(),)
 
-    with eg.using(other), Prefetch(Devices(), 0, 2) as ahead:  # type: ignore[arg-type]
-        assert [one[0] for one in ahead] == [other, other]
+    with eg.using(second), Prefetch(Devices(), 0, 2) as ahead:  # type: ignore[arg-type]
+        assert [one[0] for one in ahead] == [second, second]
 
 
-def test_a_device_chosen_in_a_block_is_left_with_it(other: Device) -> None:
+def test_a_device_chosen_in_a_block_is_left_with_it(second: Device) -> None:
     usual = eg.device()
-    with eg.using(other):
+    with eg.using(second):
         assert eg.device(usual.adapter.index) is usual
         assert eg.device() is usual
     assert eg.device() is usual
-    with eg.using(other):
+    with eg.using(second):
         eg.synchronize()
     np.testing.assert_array_equal(eg.compile(lambda x: x + 1)(np.zeros(3, np.float32)), 1)

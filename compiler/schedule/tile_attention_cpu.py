@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from .target import Target
 from .tile import Tile, Value, fold
-from .tile_rows import has_subgroups
 
 Pass = Literal["forward", "q", "kv", "bias"]
 
@@ -92,11 +91,11 @@ def cpu_tiles(target: Target, step: Pass, heads: Heads, scores: Scores) -> list[
     """
     if step == "forward":
         found = list(_forward_lanes(target, heads, scores))
-        if scores.plain and has_subgroups(target):
+        if scores.plain:
             found += _product_tiles(target, heads, scores)
     else:
         found = list(_gradient_lanes(target, step, heads, scores))
-        if scores.plain and has_subgroups(target):
+        if scores.plain:
             found += _gradient_products(target, step, heads, scores)
     most = target.max_groups**2
     legal = [way for way in found if way.code <= _MOST_CODE and way.groups <= most]
